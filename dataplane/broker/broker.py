@@ -164,13 +164,13 @@ async def open_replicas(
     the replicas, and the unsound ones of them: they must be out of every ISR before anything is cut or served from
     them. Raises DataDirError."""
     loop = asyncio.get_running_loop()
-    survived = data_dir.proof().page_cache_survived
+    survived, in_order = data_dir.proof().page_cache_survived, data_dir.left_in_order
     config = LogConfig(producers=producers)
     replicas = [_replica(key, config, data_dir) for key in data_dir.known_partitions()]
     turns = asyncio.Semaphore(OPENED_AT_ONCE)
 
     async def open_one(replica: Replica) -> bool:
-        opening = partial(replica.open, page_cache_survived=survived)
+        opening = partial(replica.open, page_cache_survived=survived, left_in_order=in_order)
         async with turns:
             return await _is_sound(replica, space.when_there_is_room(partial(loop.run_in_executor, executor, opening)))
 
@@ -289,7 +289,20 @@ class Broker:
                 " left as they are",
                 _named([closing[task] for task in unclosed]), context.settings.replica_max_lag_time,
             )  # fmt: skip
-        return not unclosed
+            return False
+        return await self._write_manifest()
+
+    async def _write_manifest(self) -> bool:
+        """It says then how far the closed logs reach, also where the broker does not end in order otherwise. False: the
+        disk hangs."""
+        context, manifest = self.context, self._data_dir.manifest
+        writing = asyncio.ensure_future(context.loop.run_in_executor(context.executor, manifest.sync))
+        ended, _ = await asyncio.wait({writing}, timeout=context.settings.replica_max_lag_time)
+        if not ended:
+            _log.error("the disk hangs: the manifest does not say how far the logs reach")
+        elif (error := writing.exception()) is not None:
+            _log.error("%s", error)
+        return bool(ended)
 
     async def _until_closed(self, closing: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         """The ones that are left when none has ended for `replica_max_lag_time`."""

@@ -160,15 +160,17 @@ class Replica:
         self._ids = IdKeeper()
 
     # ------------------------------------------------------------------ the log
-    def open(self, *, page_cache_survived: bool = False) -> RecoveryReport:
+    def open(self, *, page_cache_survived: bool = False, left_in_order: bool = False) -> RecoveryReport:
         """Open and recover the log, before the first view. Blocking; called in a thread. Raises LogDamaged when there
         is nothing to work with."""
-        partition_log, report = self._open_log(page_cache_survived=page_cache_survived)
+        partition_log, report = self._open_log(page_cache_survived=page_cache_survived, left_in_order=left_in_order)
         self._take_log(partition_log)
         self.machine.on_opened(report.damaged)
         return report
 
-    def _open_log(self, *, page_cache_survived: bool = False) -> tuple[PartitionLog, RecoveryReport]:
+    def _open_log(
+        self, *, page_cache_survived: bool = False, left_in_order: bool = False
+    ) -> tuple[PartitionLog, RecoveryReport]:
         """Blocking. Damage is recorded. Raises LogDamaged, NoSpace."""
         partition_log, report = PartitionLog.open(
             self.directory,
@@ -176,9 +178,10 @@ class Replica:
             files=self._files,
             pool=self._pool,
             page_cache_survived=page_cache_survived,
+            left_in_order=left_in_order,
             entry=self.entry,
         )
-        self._quarantined = Quarantine(self._files, self.directory).reports()
+        self._quarantined = Quarantine(self._files, self.directory).reports() if report.has_quarantine else []
         if report.damaged is not None:
             mark(self._files, self.directory, report.damaged, self.key)
         return partition_log, report
@@ -233,11 +236,17 @@ class Replica:
         if _is_accepted(self.view) and partition_log.needs_sync:
             return CheckpointDue.SYNC
         durable = min(self.high_watermark, partition_log.durable_end)
-        return (
-            CheckpointDue.NOTHING
-            if durable == partition_log.checkpointed_high_watermark
-            else CheckpointDue.HIGH_WATERMARK
-        )
+        if durable == partition_log.checkpointed_high_watermark and not partition_log.index_is_due:
+            return CheckpointDue.NOTHING
+        return CheckpointDue.HIGH_WATERMARK
+
+    def checkpoint_at_once(self) -> bool:
+        """Takes the HW over into the manifest, without waiting for the disk. Returns False where more is to be written
+        down: `keep_checkpoint`."""
+        partition_log = self._log
+        if partition_log is None:
+            return True
+        return partition_log.checkpoint_at_once(min(self.high_watermark, partition_log.durable_end))
 
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
         """Called periodically, in a thread: an `accepted` stream is synced, and unless `syncs_only` the HW is written
@@ -271,7 +280,7 @@ class Replica:
         if _is_accepted(self.view) and partition_log.needs_sync:
             partition_log.sync()
         durable = min(high_watermark, partition_log.durable_end)
-        if durable != partition_log.checkpointed_high_watermark:
+        if durable != partition_log.checkpointed_high_watermark or partition_log.index_is_due:
             partition_log.checkpoint_high_watermark(durable)
 
     # ------------------------------------------------------------------ events

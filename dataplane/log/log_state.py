@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dataplane.log.segments.segment import Segment
-from dataplane.log.storage.checkpoints import CompactionPoint, OffsetCheckpoint, read_compaction
+from dataplane.log.storage.checkpoints import (
+    COMPACTION_FILE,
+    NOT_COMPACTED,
+    CompactionPoint,
+    OffsetCheckpoint,
+    read_compaction,
+)
 from dataplane.log.storage.files import is_no_space
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.log.storage.manifest import Committed
@@ -81,9 +87,16 @@ class LogState:
         """See `known_end`; 0 where the log is not damaged."""
         checkpointed = recovery.checkpoint or OffsetCheckpoint(Offset(0), Offset(0))
         self.checkpoint = recovery.checkpoint
+        """What is on disk, or durable with the next write of the manifest."""
+        self.filed = recovery.filed
+        """The one in the log's folder; None: there is none."""
         start = Offset(self.segments[0].base_offset if self.segments else 0)
         self.high_watermark = max(start, min(checkpointed.high_watermark, self.log_end_offset))
-        self.compaction_point: CompactionPoint = read_compaction(self.files, self.directory, self.high_watermark)
+        self.compaction_point: CompactionPoint = (
+            read_compaction(self.files, self.directory, self.high_watermark)
+            if COMPACTION_FILE in recovery.names
+            else NOT_COMPACTED
+        )
 
         self.epochs: LeaderEpochCache = recovery.epochs
         """Changed by appends, new epochs and cuts only; read by any thread."""
@@ -133,23 +146,30 @@ class LogState:
     # ---- steps
 
     def vouched(self) -> Offset:
-        """How far the checkpoint on disk says that the log is durable."""
+        """How far the checkpoint says that the log is durable."""
         return self.checkpoint.recovery_point if self.checkpoint else Offset(0)
 
     def vouch(self) -> None:
-        """The manifest may say from now on what the checkpoint on disk says. The holder of the I/O lock calls it."""
+        """The manifest may say from now on what the checkpoint says. The holder of the I/O lock calls it, or of
+        `replacing` while nothing is cut."""
         checkpoint = self.checkpoint
         if self.entry is not None and checkpoint is not None:
-            self.entry.raise_to(self._committed(min(checkpoint.high_watermark, checkpoint.recovery_point)))
+            committed = self._committed(min(checkpoint.high_watermark, checkpoint.recovery_point))
+            start = checkpoint.log_start_offset or Offset(0)
+            self.entry.raise_to(committed._replace(recovery_point=checkpoint.recovery_point, log_start_offset=start))
 
     def vouch_less(self, end: Offset, *, anew: bool = False) -> None:
         """The log is about to be cut to `end`, or begun anew there: the manifest says so first, durably. `anew`: what
         it says of the records below `end` does not hold either. Raises LogDamaged, NoSpace."""
         if self.entry is None or (known := self.entry.committed) is None:
             return
-        if anew or end < known.high_watermark:
+        if anew or end < known.vouched_end:
+            point = None if known.recovery_point is None else min(end, known.recovery_point)
+            lower = self._committed(min(end, known.high_watermark))._replace(
+                recovery_point=point, log_start_offset=min(end, known.log_start_offset)
+            )
             try:
-                self.entry.replace(self._committed(min(end, known.high_watermark)))
+                self.entry.replace(lower)
             except OSError as error:
                 raise self.not_replaced(f"writing the manifest for {self.directory} failed", error) from error
 
@@ -177,7 +197,8 @@ class _Cut:
         self._state = state
 
     def __enter__(self) -> None:
-        self._state.cuts += 1
+        with self._state.replacing:  # whoever raises the checkpoint is done, or sees that it must not
+            self._state.cuts += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._state.cuts += 1

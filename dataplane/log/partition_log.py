@@ -8,11 +8,11 @@ here: their headers are read, their bodies are not (except for their CRC at reco
 Three ends, three orders of writing, which together are the promise that a crash at any point loses nothing below
 `durable_end` and invents nothing:
 
-  - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
-    now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
-  - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut; the
-    manifest of the data folder never for more than the checkpoint, and is lowered before it
-    (`dataplane.log.storage.manifest`).
+  - `sync`: bytes of segments, then names of new segments, then `durable_end`; then, of what is now durable, leader
+    epochs, index entries and finished segments. An epoch never becomes durable before the log in front of it, nor an
+    index entry before the epochs in front of it: those behind the last entry are in the batches that an open reads.
+  - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut: the entry
+    in the manifest of the data folder (`dataplane.log.storage.manifest`), then the file in the log's folder.
   - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: the rest that a crash leaves is
     removed at open.
   - `truncate`: snapshots, checkpoint, segments from the newest down, index, bytes, epochs. Beginning anew elsewhere:
@@ -61,7 +61,6 @@ from typing import TYPE_CHECKING
 
 from dataplane.log.compacted_segments import CompactedSegments
 from dataplane.log.damage_check import DamageCheck
-from dataplane.log.derived import installation
 from dataplane.log.derived.derived_state import DerivedState
 from dataplane.log.log_reader import LogReader
 from dataplane.log.log_state import LogConfig, LogState
@@ -140,6 +139,7 @@ class PartitionLog:
         files: FileSystem = REAL_FILES,
         pool: LogPool | None = None,
         page_cache_survived: bool = False,
+        left_in_order: bool = False,
         entry: ManifestEntry | None = None,
     ) -> tuple[PartitionLog, RecoveryReport]:
         """Opens the log in `directory`, or makes an empty one there, and recovers it (see
@@ -147,8 +147,9 @@ class PartitionLog:
 
         `pool`: what many logs share. What is found is durable when this returns, except in a damaged log: there nothing
         is written, and appends are refused until `DamageCheck.cut_damage` or `drop_all`. `page_cache_survived`:
-        whatever was written by an earlier life, synced or not, must still be here. `entry`: what the manifest of the
-        data folder says of this log; it is added where it is missing, durable with the next write of the manifest.
+        whatever was written by an earlier life, synced or not, must still be here. `left_in_order`: that life synced
+        all of it. `entry`: what the manifest of the data folder says of this log; it is added where it is missing,
+        durable with the next write of the manifest.
         Raises LogDamaged when the disk fails, NoSpace when it is full.
         """
         recovery = Recovery(
@@ -159,13 +160,16 @@ class PartitionLog:
             DerivedState(files, directory, config.producers),
             nothing_torn=page_cache_survived and not config.preallocate_bytes,
             expected=entry.committed if entry is not None else None,
+            has_entry=entry is not None,
+            left_in_order=left_in_order,
         )
         log: PartitionLog | None = None
         try:
-            installation.finish(files, directory)
             recovery.run()
             log = cls(recovery, config, entry)
             log._start()
+            if recovery.is_new:  # after the names in it: the file system may do with one commit
+                files.sync_directory(directory.parent)
         except (OSError, LogDamaged, NoSpace) as error:
             for segment in log.segments if log is not None else recovery.segments:
                 segment.close()
@@ -191,12 +195,13 @@ class PartitionLog:
             state.durable_end = state.log_end_offset
             return
         if state.checkpoint is None:
-            # Before there is a segment: one without a checkpoint has lost it.
+            # Before there is a segment: one without a checkpoint has lost it, or is in no manifest yet.
             self._syncing.write_checkpoint(state.high_watermark, Offset(0))
         if not state.segments:
             state.segments = (state.new_segment(state.log_end_offset),)
         for segment in state.segments:
-            if segment.synced_size < segment.size or segment.size < segment.allocated or segment is state.segments[-1]:
+            was_scanned = segment.index is not None  # it is to be finished, with a whole index
+            if was_scanned or segment.size < segment.allocated or segment is state.segments[-1]:
                 segment.open_for_writing()
         state.index_due = state.next_index_position()
         if max(state.derived.offsets(), default=0) > state.log_end_offset:
@@ -241,6 +246,7 @@ class PartitionLog:
     def _finish_last(self) -> None:
         state = self._state
         try:
+            self._syncing.save_epochs(state.log_end_offset)
             state.segments[-1].finish(state.log_end_offset)
         except OSError as error:
             raise state.failed(f"closing {state.segments[-1].path} failed: {error}") from error
@@ -289,7 +295,7 @@ class PartitionLog:
 
     @property
     def checkpointed_high_watermark(self) -> Offset:
-        """That of the checkpoint on disk; -1 where there is none."""
+        """That of the checkpoint on disk, or with the next write of the manifest; -1 where there is none."""
         checkpoint = self._state.checkpoint
         return Offset(-1) if checkpoint is None else checkpoint.high_watermark
 
@@ -372,7 +378,7 @@ class PartitionLog:
         state = self._state
         if state.refusal is not None:
             return False
-        return state.durable_end < state.log_end_offset or state.epochs.entries is not state.saved_epochs
+        return state.durable_end < state.log_end_offset
 
     @property
     def cached_bytes(self) -> int | None:
@@ -383,6 +389,12 @@ class PartitionLog:
     @cached_bytes.setter
     def cached_bytes(self, cached_bytes: int | None) -> None:
         self._state.cached_bytes = cached_bytes
+
+    @property
+    def index_is_due(self) -> bool:
+        """Whether `checkpoint_high_watermark` would write index entries."""
+        state = self._state
+        return state.refusal is None and state.segments[-1].index_due is not None
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -420,6 +432,10 @@ class PartitionLog:
     def end_sync(self, error: OSError | None) -> Offset:
         """See `LogSync.end_sync`."""
         return self._syncing.end_sync(error)
+
+    def checkpoint_at_once(self, high_watermark: Offset) -> bool:
+        """See `LogSync.checkpoint_at_once`."""
+        return self._syncing.checkpoint_at_once(high_watermark)
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """See `LogSync.checkpoint_high_watermark`."""

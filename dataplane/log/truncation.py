@@ -96,15 +96,18 @@ class Truncation:
         state.durable_end = min(state.durable_end, new_end)
         state.high_watermark = high_watermark
         kept, gone = state.segments[: number + 1], state.segments[number + 1 :]
-        state.segments = kept or (state.new_segment(new_end),)
+        state.segments = kept or state.segments
         for segment in reversed(gone):
             remove_segment(state.files, state.handles, segment)
+        if not kept:  # now, for it may have the name of one that is gone
+            state.segments = (state.new_segment(new_end),)
         last = state.segments[-1]
         if size < last.allocated or last.is_finished:
             last.cut(size, newest)
         state.index_due = state.next_index_position()
         state.epochs.truncate_from(new_end)
         self._syncing.sync_locked()
+        self._syncing.forget_epochs()
         self._appending.put_aside_locked()
 
     def cut_point(self, offset: Offset) -> tuple[int, int, Offset, int]:
@@ -154,8 +157,8 @@ class Truncation:
         state = self._state
         with state.io_lock:
             state.check_writable()
-            state.vouch_less(snapshot.offset, anew=state.unsound is not None)
             with state.cutting():
+                state.vouch_less(snapshot.offset, anew=state.unsound is not None)
                 state.rewrite_epoch += 1
                 point = state.compaction_point
                 if point != NOT_COMPACTED:
@@ -184,13 +187,14 @@ class Truncation:
         """Nothing but an empty segment is there."""
         state = self._state
         offset = snapshot.offset
+        state.derived.look_again()
         state.derived.begin_at(snapshot)
         state.epochs.replace(snapshot.epochs)
         state.epochs.truncate_before(offset)
         state.saved_epochs = state.epochs.entries
         state.forget_tail()
         state.log_end_offset = state.durable_end = state.high_watermark = offset
-        state.checkpoint = OffsetCheckpoint(offset, offset, offset)
+        state.checkpoint = state.filed = OffsetCheckpoint(offset, offset, offset)
         state.segments = (state.new_segment(offset),)
         state.segments[0].name_synced = True
         state.index_due = state.next_index_position()
@@ -223,8 +227,8 @@ class Truncation:
                     state.segments = state.segments[number:]
                     state.epochs.truncate_before(start)
                 state.cuts += 2
-                with suppress(NoSpace):  # the next sync writes the epochs; without them the segments go all the same
-                    self._syncing.sync_locked()
+                with suppress(NoSpace):  # an open drops them as well; so the segments go all the same
+                    self._syncing.forget_epochs()
             gone = segments[:number]
             try:
                 for segment in gone:

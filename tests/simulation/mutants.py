@@ -162,6 +162,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the epoch entry is synced before the tail in front of it",
         (LogSync.assign_epoch, "self.sync_locked()\n", "pass\n"),
+        (
+            LogSync.assign_epoch,
+            "epochs.assign(epoch, start_offset)",
+            "epochs.assign(epoch, start_offset); write_epochs(state.files, state.directory, state.epochs.entries)",
+        ),
         rules=("R3",),
         scenario="power at takeover",
     ),
@@ -202,16 +207,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "a log of which nothing is left counts as one that never held anything",
         (
             Recovery._too_short,
-            "self.expected is not None and self.checkpoint is None and not self.segments",
+            "self.expected is not None and self.filed is None and not self.segments",
             "False",
         ),
         (Recovery.run, "if self.expected is not None:", "if False:"),
+        (Recovery._checkpoint, "if expected is None or expected.recovery_point is None:", "if True:"),
         rules=("R22",),
         scenario="lost files",
     ),
     _mutant(
         "a log that ends before what was committed here counts as sound",
         (Recovery.run, "if self.expected is not None:", "if False:"),
+        (Recovery._checkpoint, "if expected is None or expected.recovery_point is None:", "if True:"),
         rules=("R22",),
         scenario="lost files",
     ),
@@ -404,7 +411,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the leader-epoch file is written once and later LeaderEpochs are not",
-        (LogSync._save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
+        (LogSync.save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
         rules=("R4",),
     ),
     _mutant(

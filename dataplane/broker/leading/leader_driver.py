@@ -1,6 +1,6 @@
 """Drives `dataplane.replica.leader.leader`: subscriptions in, the core in the middle, log and answers out.
 
-A `LeaderDriver` is made once its LeaderEpoch is durable (`begin_leader_epoch`), so that it has a core from its first
+A `LeaderDriver` is made once its LeaderEpoch is recorded (`begin_leader_epoch`), so that it has a core from its first
 moment. Its parts: publishes (`dataplane.broker.leading.appending`, `append_requests`), ends of transactions
 (`dataplane.broker.leading.transaction_marks`), followers (`dataplane.broker.leading.follower_service`), consumers
 (`dataplane.broker.reading.readable_role`).
@@ -237,12 +237,13 @@ class OwnPartition:
             handler()
 
 
-# R3: A leader begins in this order: it syncs its whole tail, records (LeaderEpoch, LEO) durably, and only then
-# subscribes. It knows nothing of its followers' progress and starts from its own HW. If its disk fails here, the
-# replica withdraws (R23) and another one is elected.
+# R3: A leader begins in this order: it syncs its whole tail, records (LeaderEpoch, LEO), and only then subscribes. The
+# entry becomes durable behind the log in front of it, and with its first record at the latest. The leader knows nothing
+# of its followers' progress and starts from its own HW. If its disk fails here, the replica withdraws (R23) and another
+# one is elected.
 # Hazard: An epoch entry survives a crash, and the records in front of it do not.
 async def begin_leader_epoch(context: BrokerContext, view: PartitionView, partition_log: PartitionLog) -> None:
-    """First the tail of the log is synced, then (LeaderEpoch -> LEO) is durable. Raises LogDamaged."""
+    """First the tail of the log is synced, then (LeaderEpoch -> LEO) is recorded. Raises LogDamaged."""
     try:
         await context.loop.run_in_executor(
             context.executor, partition_log.assign_epoch, view.leader_epoch, partition_log.log_end_offset

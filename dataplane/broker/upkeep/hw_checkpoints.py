@@ -1,13 +1,13 @@
-"""The high watermarks of logs, written down by turns; logs of `accepted` streams are synced every second.
+"""The high watermarks of logs, written down every second in one file, the manifest of the data folder
+(`dataplane.log.storage.manifest`); logs of `accepted` streams are synced as often.
 
-Up to HIGH_WATERMARKS logs that are written to get theirs every second. Of more, those that have waited longest come
-first, and each has its turn within LONGEST_TURN: to write those of 1,000 logs down every second halved the rate of
-acknowledged records. Where the high watermark on disk lags, more of the log is read and written again when it is opened
-after a crash, and after a loss of power damage there looks like a torn write (docs/storage.md). Syncs of `accepted`
-streams do not wait.
+To take the high watermark of a log over into the manifest costs some microseconds, on the loop. Index entries, one for
+64 KiB of a log, are written by threads, and by turns: of up to HIGH_WATERMARKS logs every second; of more, those that
+have waited longest come first, and each has its turn within LONGEST_TURN. The high watermarks of these logs wait for
+that; more of the log is then read and written again when it is opened after a crash, and after a loss of power damage
+there looks like a torn write (docs/storage.md). Syncs of `accepted` streams do not wait.
 
-The manifest of the data folder (`dataplane.log.storage.manifest`) follows them: it is written when the checkpoints of a
-turn are on disk, once for all of them.
+The manifest is written when the threads are done, once for all logs of a turn.
 
 A scheduler of its own (`BrokerContext.checkpoints`) writes CHECKPOINTS_AT_ONCE logs at a time, so that a log on a
 hanging disk holds up no other log. A log that is asked for is not asked for again before its outcome is known: one that
@@ -53,7 +53,7 @@ class CheckpointDue(Enum):
 
     NOTHING = "nothing"
     HIGH_WATERMARK = "high watermark"
-    """To write it down: it has moved since it was written last."""
+    """To write it down, for it has moved since it was written last; or index entries."""
     SYNC = "sync"
     """To sync an `accepted` stream, too: records of it are not durable."""
 
@@ -67,6 +67,7 @@ class Checkpointed(Protocol):
     @property
     def owed(self) -> CheckpointDue: ...
 
+    def checkpoint_at_once(self) -> bool: ...
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset: ...
     def on_checkpoint(self, outcome: Offset | Exception, context: BrokerContext) -> None: ...
 
@@ -114,7 +115,7 @@ class HighWatermarkCheckpoints:
         self._keep_manifest()
         owed: dict[Checkpointed, CheckpointDue] = {}
         for replicas in pieces([*self._replicas.values()], _PIECE):
-            found = ((replica, _due_of(replica)) for replica in replicas if replica not in self._asked)
+            found = [(replica, _left_to_do(replica)) for replica in replicas if replica not in self._asked]
             owed.update((replica, what) for replica, what in found if what is not CheckpointDue.NOTHING)
             yield len(replicas)
         count = max(HIGH_WATERMARKS, -(-len(owed) // LONGEST_TURN))
@@ -128,6 +129,8 @@ class HighWatermarkCheckpoints:
                 checkpoint = _Checkpoint(replica, syncs_only=replica not in turns)
                 self._context.checkpoints.request(checkpoint, partial(self._written, replica))
                 yield _OF_REQUEST
+        if not self._asked:
+            self._keep_manifest()
 
     def _written(self, replica: Checkpointed, outcome: Offset | Exception) -> None:
         self._asked.discard(replica)
@@ -147,9 +150,11 @@ class HighWatermarkCheckpoints:
             _log.error("%s; it is tried again", outcome)
 
 
-def _due_of(replica: Checkpointed) -> CheckpointDue:
+def _left_to_do(replica: Checkpointed) -> CheckpointDue:
+    """The work that a thread is needed for, once the rest is done."""
     try:
-        return replica.owed
+        owed = replica.owed
+        return CheckpointDue.NOTHING if owed is CheckpointDue.HIGH_WATERMARK and replica.checkpoint_at_once() else owed
     except Exception:  # noqa: BLE001 - it is logged, and the other logs get their checkpoints
         _log.exception("partition %s: whether it owes a checkpoint is not known; it is asked again", replica.key)
         return CheckpointDue.NOTHING

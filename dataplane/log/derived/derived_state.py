@@ -173,6 +173,10 @@ class DerivedState:
         """Recorded so far."""
         self.damaged: dict[int, str] = {}
         """A sentence for each snapshot that was found damaged, by its offset."""
+        self._offsets: set[int] | None = None
+        """The offsets of the snapshots in the folder, which this process alone changes; None: not known."""
+        self._removed = False
+        """Snapshots were removed, and the folder not synced since."""
 
     # ---- appending
 
@@ -231,6 +235,8 @@ class DerivedState:
     def write(self, snapshot: Snapshot) -> None:
         """Durably."""
         replace_file(self._files, self._path(snapshot.offset), encode_snapshot(snapshot))
+        if self._offsets is not None:
+            self._offsets.add(snapshot.offset)
 
     def remove_surplus(self, bases: Iterable[int]) -> None:
         """Leaves the newest ones, and those at the beginnings of the segments. Not synced: one that a crash brings back
@@ -239,15 +245,23 @@ class DerivedState:
         kept = {*bases, *offsets[-NEWEST_KEPT:]}
         for offset in offsets:
             if offset not in kept:
-                self._files.remove(self._path(offset))
+                self._remove(offset)
+
+    def _remove(self, offset: int) -> None:
+        self._removed = True
+        self._files.remove(self._path(offset))
+        if self._offsets is not None:
+            self._offsets.discard(offset)
 
     def cut(self, end: Offset) -> None:
         """Before the log is cut to `end`: what says more goes, durably. `restore` follows, before `lock` is let go: it
         forgets the captured state."""
         for offset in reversed(self.offsets()):
             if offset > end:
-                self._files.remove(self._path(offset))
-        self._files.sync_directory(self._directory)
+                self._remove(offset)
+        if self._removed:
+            self._files.sync_directory(self._directory)
+            self._removed = False
 
     def begin_at(self, snapshot: Snapshot) -> None:
         """The present state is that of the snapshot."""
@@ -269,8 +283,17 @@ class DerivedState:
 
     def offsets(self) -> list[int]:
         """Offsets of the snapshots in the folder, the oldest first."""
-        names = filter(_is_snapshot, self._files.names(self._directory))
-        return sorted(int(name.removesuffix(SNAPSHOT_SUFFIX)) for name in names)
+        if self._offsets is None:
+            self.found(self._files.names(self._directory))
+        return sorted(self._offsets or ())
+
+    def found(self, names: Iterable[str]) -> None:
+        """`names`: of the files in the folder."""
+        self._offsets = {int(name.removesuffix(SNAPSHOT_SUFFIX)) for name in names if _is_snapshot(name)}
+
+    def look_again(self) -> None:
+        """The folder was changed by others."""
+        self._offsets = None
 
     def content_at(self, offset: Offset) -> bytes | None:
         """As it lies on disk; None: missing, damaged, or no state to go on from."""

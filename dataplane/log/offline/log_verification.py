@@ -118,6 +118,8 @@ class _Verification:
         self._tail: list[tuple[str, Unreadable]] = []
         """Unreadable pieces that no sound batch has followed yet; they may be the end of the log."""
         self._vouched = 0
+        self._indexed_end = 0
+        """Offset of the last index entry: the file of the leader epochs holds those that begin before it."""
 
     def run(self) -> PartitionReport:
         report, names = self._report, self._files.names(self._directory)
@@ -155,7 +157,7 @@ class _Verification:
             )
         if all(finding.kind is not Kind.DAMAGE for finding in report.findings):
             # Where records are missing, the leader epochs that they had are not known.
-            self._leader_epochs(names, checkpoint)
+            self._leader_epochs(names)
             for name, snapshot in snapshots:
                 self._epochs_of_snapshot(name, snapshot)
         if COMPACTION_FILE in names and not is_sound(self._files, self._directory / COMPACTION_FILE):
@@ -183,6 +185,7 @@ class _Verification:
         report.segments += 1
         index = _IndexCheck(self._index_entries(base))
         self._vouched = max(self._vouched, index.end_offset)
+        self._indexed_end = max(self._indexed_end, index.end_offset)
         newest = NO_TIMESTAMP
         handle = self._files.open(self._directory / name)
         try:
@@ -277,9 +280,9 @@ class _Verification:
             self._report.add(Kind.REPAIRABLE, OFFSETS_FILE, "damaged, or of another version")
         return checkpoint
 
-    def _leader_epochs(self, names: list[str], checkpoint: OffsetCheckpoint | None) -> None:
+    def _leader_epochs(self, names: list[str]) -> None:
         if EPOCHS_FILE not in names:
-            if self._epochs and checkpoint is not None and checkpoint.recovery_point > self._epochs[0][1]:
+            if self._epochs and self._indexed_end > self._epochs[0][1]:
                 self._report.add(Kind.REPAIRABLE, EPOCHS_FILE, "is missing")
             return
         saved = read_epochs(self._files, self._directory)
@@ -290,7 +293,7 @@ class _Verification:
         for number, (epoch, base) in enumerate(self._epochs):
             start = starts.pop(epoch, None)
             if start is None:
-                if checkpoint is not None and base < checkpoint.recovery_point:
+                if base < self._indexed_end:
                     self._report.add(
                         Kind.REPAIRABLE, EPOCHS_FILE, f"does not know leader epoch {epoch}, which begins at {base}"
                     )

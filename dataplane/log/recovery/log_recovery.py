@@ -29,11 +29,13 @@ The manifest of the data folder says of each log how far it was committed here (
 of which nothing is left, that ends before that, or that holds another record there is damaged: its folder was lost,
 emptied or replaced by an older copy.
 
-Damage as well: a log without its offset checkpoint (it is written before the first segment) after a loss of power, for
-nothing says how far it reached; and a log that carries the mark of `dataplane.log.recovery.damage`.
+Damage as well: a log of whose offset checkpoint nothing is left, in the manifest or its folder, after a loss of power,
+for nothing says how far it reached (one that is empty and that the manifest does not name is new); and a log that
+carries the mark of `dataplane.log.recovery.damage`.
 
-Leader epochs come from their checkpoint for the log before the scan, and from the batches themselves for the rest;
-when the checkpoint is missing or damaged, from the newest snapshot of the derived state and all batches behind it.
+Leader epochs come from their checkpoint for the log before the scan, which is written before the index entry at which
+the scan begins, and from the batches themselves for the rest; when the checkpoint is missing or damaged, from the
+newest snapshot of the derived state and all batches behind it.
 
 ## Torn writes
 
@@ -49,11 +51,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dataplane.log.recovery.damage import read_mark
-from dataplane.log.segments.index import ENTRY_SIZE, IndexEntry, decode_entries
+from dataplane.log.derived import installation
+from dataplane.log.derived.installation import INSTALLATION_FILE
+from dataplane.log.recovery.damage import MARK_FILE, QUARANTINE, read_mark
+from dataplane.log.segments.index import ENTRY_SIZE, IndexEntry, SparseIndex, decode_entries
 from dataplane.log.segments.scan import ChainBroken, only_zeros, walk
 from dataplane.log.segments.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment
 from dataplane.log.storage.checkpoints import (
+    EPOCHS_FILE,
     OFFSETS_FILE,
     TEMPORARY_SUFFIX,
     OffsetCheckpoint,
@@ -104,6 +109,8 @@ class RecoveryReport:
     """Offset from which headers were read to rebuild the producer table: that of a snapshot, or the log start."""
     damaged_snapshots: tuple[str, ...] = ()
     """A sentence for each; older ones, or the log, were taken in their place."""
+    has_quarantine: bool = False
+    """Something was cut out of the log at some time (`dataplane.log.recovery.damage`)."""
 
 
 @dataclass(slots=True)
@@ -119,12 +126,23 @@ class Recovery:
     """All that was written is there: the page cache has survived, and no room was reserved ahead."""
     expected: Committed | None = None
     """The entry of this log in the manifest; None: the manifest does not name it."""
+    has_entry: bool = False
+    """The log lies in a data folder: its checkpoint is in the manifest, or will be."""
+    left_in_order: bool = False
+    """The folder's last process synced all that it had written, and the names of all files."""
+    names: frozenset[str] = frozenset()
+    """In the folder, as it was found."""
+    is_new: bool = False
+    """The name of the folder may not be durable yet."""
     segments: list[Segment] = field(default_factory=list)
     beyond: list[Segment] = field(default_factory=list)
     """Segments behind the damage; not part of the log."""
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
     saved_epochs: tuple[EpochEntry, ...] | None = None
     checkpoint: OffsetCheckpoint | None = None
+    """What the manifest and the file in the log's folder say together; None: nothing is known."""
+    filed: OffsetCheckpoint | None = None
+    """The one in the log's folder."""
     log_end_offset: Offset = Offset(0)
     truncated_bytes: int = 0
     scanned_bytes: int = 0
@@ -145,32 +163,58 @@ class Recovery:
 
     def run(self) -> None:
         """Raises OSError."""
-        if self.files.is_directory(self.directory):
-            # The process that created or renamed these files may have died before the names were durable.
-            self.files.sync_directory(self.directory)
-            if not self.files.names(self.directory):
-                # Or before the name of this folder was: it gets files only after that.
-                self.files.sync_directory(self.directory.parent)
-        else:
-            self.files.make_directory(self.directory)
+        self._find_folder()
         self._find_segments()
-        self.checkpoint = read_offsets(self.files, self.directory)
-        self._mark = read_mark(self.files, self.directory)
+        self.filed = read_offsets(self.files, self.directory) if OFFSETS_FILE in self.names else None
+        self.checkpoint = self._checkpoint()
+        self._mark = read_mark(self.files, self.directory) if MARK_FILE in self.names else None
         if self.checkpoint is not None:
             self._vouched = self.checkpoint.vouched_end
         if self.expected is not None:
-            self._vouched = max(self._vouched, self.expected.high_watermark)
+            self._vouched = max(self._vouched, self.expected.vouched_end)
         self._check_start()
         self._check_segments()
         self._recover_epochs()
         self._check_history()
         self.damaged = self._mark or self.damaged or self._too_short()
 
+    def _find_folder(self) -> None:
+        """Afterwards the names in it are durable, and its own is, unless it `is_new`."""
+        self.names = frozenset(self.files.names(self.directory))
+        if not self.names and not self.files.is_directory(self.directory):
+            self.files.make_directory(self.directory, durably=False)
+            self.is_new = True
+        elif not self.left_in_order:
+            # The process that created or renamed these files may have died before the names were durable.
+            self.files.sync_directory(self.directory)
+            # Or before the name of this folder was: it is in the manifest only after that.
+            self.is_new = self.expected is None
+        if INSTALLATION_FILE in self.names:
+            installation.finish(self.files, self.directory)
+            self.names = frozenset(self.files.names(self.directory))
+        self.derived.found(self.names)
+
+    def _checkpoint(self) -> OffsetCheckpoint | None:
+        filed, expected = self.filed, self.expected
+        if expected is None or expected.recovery_point is None:
+            return filed
+        if filed is None:
+            return OffsetCheckpoint(expected.high_watermark, expected.recovery_point, expected.log_start_offset)
+        return OffsetCheckpoint(
+            max(filed.high_watermark, expected.high_watermark),
+            max(filed.recovery_point, expected.recovery_point),
+            filed.log_start_offset,
+        )
+
+    def _is_unknown(self) -> bool:
+        """Whether the log is in no manifest yet, and so has acknowledged nothing."""
+        return self.has_entry and self.expected is None and not any(segment.allocated for segment in self.segments)
+
     def _check_history(self) -> None:
         """Whether the last record that was committed here is still the same."""
         if self.expected is None or not self._start < self.expected.high_watermark <= self.log_end_offset:
             return
-        end, epoch = self.expected
+        end, epoch, *_ = self.expected
         found = self.epochs.epoch_at(Offset(end - 1))
         if epoch and found is not None and found != epoch:
             self.is_of_another_history = True
@@ -180,17 +224,17 @@ class Recovery:
             )
 
     def _too_short(self) -> str | None:
-        if self.expected is not None and self.checkpoint is None and not self.segments:
+        if self.expected is not None and self.filed is None and not self.segments:
             return (
                 f"{self.directory} is missing or empty, but a log was there, "
-                f"and its records up to offset {self.expected.high_watermark} were committed"
+                f"and its records up to offset {self.expected.vouched_end} were durable or committed"
             )
         if self.log_end_offset < self._vouched:
             return (
                 f"{self.directory} ends at offset {self.log_end_offset}, "
                 f"but records up to offset {self._vouched} were durable or committed here"
             )
-        if self.checkpoint is None and self.segments and not self.nothing_torn:
+        if self.checkpoint is None and self.segments and not self.nothing_torn and not self._is_unknown():
             return (
                 f"{self.directory / OFFSETS_FILE} is missing or damaged, and power was lost: the log is sound up to "
                 f"offset {self.log_end_offset}, but nothing says how far it reached"
@@ -205,6 +249,7 @@ class Recovery:
             checkpoint_high_watermark=self.checkpoint.high_watermark if self.checkpoint else Offset(0),
             known_end=self.known_end,
             damaged_snapshots=tuple(self.derived.damaged.values()),
+            has_quarantine=QUARANTINE in self.names,
         )
 
     @property
@@ -212,9 +257,8 @@ class Recovery:
         return Offset(max(self.log_end_offset, self._vouched))
 
     def _find_segments(self) -> None:
-        names = self.files.names(self.directory)
-        logs = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
-        for name in names:
+        logs = {name.removesuffix(LOG_SUFFIX) for name in self.names if name.endswith(LOG_SUFFIX)}
+        for name in sorted(self.names):
             orphan = name.endswith(INDEX_SUFFIX) and name.removesuffix(INDEX_SUFFIX) not in logs
             if orphan or name.endswith(TEMPORARY_SUFFIX):
                 self.files.remove(self.directory / name)
@@ -271,10 +315,9 @@ class Recovery:
         return True
 
     def _last_index_entry(self, segment: Segment) -> IndexEntry | None:
-        try:
-            handle = self.files.open(segment.index_path)
-        except FileNotFoundError:
+        if segment.index_path.name not in self.names:
             return None
+        handle = self.files.open(segment.index_path)
         try:
             size = self.files.size(handle)
             content = self.files.read(handle, ENTRY_SIZE, max(0, size - ENTRY_SIZE))
@@ -286,7 +329,9 @@ class Recovery:
     def _scan(self, segment: Segment) -> None:
         """Leaves the segment with its sound size and a whole index, and the log's end behind its last sound batch."""
         file_size = segment.size
-        index, saved = segment.load_index()
+        index, saved = (
+            segment.load_index() if segment.index_path.name in self.names else (SparseIndex(segment.base_offset), 0)
+        )
         self._vouched = max(self._vouched, index.last.offset)
         start = index.last if self._scanned_from is None else index.entry(0)
         if self._scanned_from is None:
@@ -310,6 +355,8 @@ class Recovery:
                 self.scanned_bytes += header.size
                 segment.size = position + header.size
                 segment.max_timestamp = max(segment.max_timestamp, header.last_timestamp)
+                if segment.doubtful_from is None:
+                    segment.synced_size = segment.size
 
     def _end_at(self, number: int, broken: ChainBroken) -> None:
         """The log ends in that segment: damage if records below `_vouched` are missing, else the end that a crash
@@ -359,7 +406,7 @@ class Recovery:
             return only_zeros(self.files, handle, segment.size, segment.allocated)
 
     def _recover_epochs(self) -> None:
-        self.saved_epochs = read_epochs(self.files, self.directory)
+        self.saved_epochs = read_epochs(self.files, self.directory) if EPOCHS_FILE in self.names else None
         scanned_from = self.log_end_offset if self._scanned_from is None else self._scanned_from
         if self.saved_epochs is not None:
             try:
@@ -371,6 +418,9 @@ class Recovery:
             else:
                 self.epochs.truncate_before(self._start)
                 return
+        elif scanned_from == 0:  # the log held less than an index interval, and its epochs were never written
+            self.epochs = LeaderEpochCache.rebuilt((), self._batches, scanned_from, self.log_end_offset)
+            return
         self._read_all_epochs()
 
     @property

@@ -276,11 +276,22 @@ class Segment:
             self.allocated = self.size
             self.length_synced = False
 
+    @property
+    def index_due(self) -> IndexEntry | None:
+        """The last of the entries that `save_index` writes. None: there is nothing to write; the entry at the beginning
+        of the segment, which says nothing, waits for the next one."""
+        index = self._index
+        if index is None or self._saved == len(index):
+            return None
+        last = index.before_position(self.synced_size)
+        saved = index.entry(self._saved - 1).position if self._saved > 0 else 0
+        return last if self._saved < 0 or last.position > saved else None
+
     def save_index(self) -> None:
         """Appends the missing entries of the segment's synced part to the index file. The file is not synced: lost
         entries are found again by scanning, as are entries for which there was no room."""
         index = self._index
-        if index is None or self._saved == len(index):
+        if index is None or self.index_due is None:
             return
         if self._saved < 0:
             self.cut_index(self.size)

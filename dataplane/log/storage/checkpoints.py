@@ -1,7 +1,10 @@
 """The small files beside the segments: facts that the segments do not tell.
 
 `replication-offset-checkpoint`: the high watermark; the recovery point: every byte below it is on stable storage, so
-that recovery has nothing to look for there; and the log start, below which retention removed all records.
+that recovery has nothing to look for there; and the log start, below which retention removed all records. The manifest
+of the data folder (`dataplane.log.storage.manifest`) holds the same of all logs, and newer. This file is written when
+the log start moves, before the segments below it go, and before a log is cut below what it says; a log that begins
+at 0 has none. One that lies in no data folder has nothing else.
 `leader-epoch-checkpoint`: the leader epochs and where each begins. `compaction-checkpoint`: how far the log is
 compacted.
 
@@ -14,7 +17,7 @@ All are text for the eyes of an operator, a line per fact, the CRC-32C of everyt
 
 They are written as a temporary file, fsync, rename, fsync of the folder: after a crash the old content or the new one
 is there, never a mixture. A file that is missing or damaged reads as None: the log then finds out for itself by
-scanning. The manifest of the data folder (`dataplane.log.storage.manifest`) has the same form.
+scanning. The manifest has the same form.
 """
 
 from __future__ import annotations
@@ -231,22 +234,23 @@ def is_sound(files: FileSystem, path: Path) -> bool:
     return read_lines(files, path) is not None
 
 
-def _title(path: Path) -> str:
-    return f"tidelog {path.name} {_VERSION}"
+def encode_lines(title: str, lines: Iterable[str], *, version: int = _VERSION) -> bytes:
+    body = "\n".join((f"tidelog {title} {version}", *lines, "")).encode("ascii")
+    return b"%scrc32c %08x\n" % (body, crc32c(body))
 
 
 def write_lines(files: FileSystem, path: Path, lines: Iterable[str]) -> None:
-    body = "".join(f"{line}\n" for line in (_title(path), *lines)).encode("ascii")
-    replace_file(files, path, b"%scrc32c %08x\n" % (body, crc32c(body)))
+    replace_file(files, path, encode_lines(path.name, lines))
 
 
-def read_lines(files: FileSystem, path: Path) -> list[str] | None:
-    """The lines between title and CRC; None when the file is missing, damaged or of another version."""
+def read_lines(files: FileSystem, path: Path, *, title: str | None = None, version: int = _VERSION) -> list[str] | None:
+    """The lines between title and CRC; None when the file is missing, damaged or of another version. `title`: the name
+    of the file, unless it is given."""
     content = read_file(files, path)
     if content is None:
         return None
     body, mark, crc = content.rpartition(b"crc32c ")
     if not mark or crc != b"%08x\n" % crc32c(body):
         return None
-    title, *lines = body.decode("ascii").splitlines()
-    return lines if title == _title(path) else None
+    found, *lines = body.decode("ascii").splitlines()
+    return lines if found == f"tidelog {title or path.name} {version}" else None

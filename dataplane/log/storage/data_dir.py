@@ -4,7 +4,7 @@
     <data>/broker.json                                 the identity below, with its CRC-32C
     <data>/broker.json.copy                            the same once more, written first: it is read where the other one
                                                        is damaged
-    <data>/manifest                                    the logs that must be here: see `dataplane.log.storage.manifest`
+    <data>/manifest, manifest.copy                     the logs that must be here: see `dataplane.log.storage.manifest`
     <data>/<stream>-<incarnation>/<partition>-<partition incarnation>/    one log each
 
 What the identity is for. Records that this broker reported are still there after a restart if the folder is the one it
@@ -32,7 +32,7 @@ from crc32c import crc32c
 from dataplane.log.storage.checkpoints import read_file, replace_file
 from dataplane.log.storage.files import REAL_FILES, is_no_space
 from dataplane.log.storage.log_errors import DataDirError, NoSpace
-from dataplane.log.storage.manifest import MANIFEST_FILE, Manifest, ManifestEntry, read_manifest
+from dataplane.log.storage.manifest import MANIFEST_FILE, Manifest, ManifestEntry
 from dataplane.log.storage.pool import LogPool
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
@@ -105,6 +105,7 @@ class DataDir:
         self._lock = lock
         self._identity = identity
         self._proof = proof
+        self._left_in_order = identity.clean
         self._recorded = False
         """Whether this life's registration is applied and recorded."""
 
@@ -180,6 +181,11 @@ class DataDir:
     def lives(self) -> tuple[str, ...]:
         """Ids of the lives of which one may be the last registered."""
         return self._identity.lives
+
+    @property
+    def left_in_order(self) -> bool:
+        """The folder was left in order: everything in it was synced."""
+        return self._left_in_order
 
     def begin_life(self, life_id: str) -> None:
         """Records the life's id; called before this life asks to be registered. Raises DataDirError, NoSpace."""
@@ -313,14 +319,14 @@ class DataDir:
 def _find_manifest(files: FileSystem, path: Path, *, is_expected: bool) -> Manifest:
     if not is_expected:
         return Manifest(files, path, {})
-    entries = read_manifest(files, path)
-    if entries is None:
+    manifest = Manifest.found(files, path)
+    if manifest.is_lost:
         _log.error(
-            "%s is missing or damaged: the logs that are here count as whole, and those that are missing as lost; the"
-            " manifest is written anew",
+            "%s and its copy are missing or damaged: the logs that are here count as whole, as far as they say so"
+            " themselves, and those that are missing as lost; the manifest is written anew",
             path / MANIFEST_FILE,
         )
-    return Manifest(files, path, entries or {}, is_lost=entries is None)
+    return manifest
 
 
 def _encode(identity: Identity) -> bytes:

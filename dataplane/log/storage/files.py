@@ -99,8 +99,9 @@ class FileSystem(Protocol):
 
     def is_directory(self, path: Path) -> bool: ...
 
-    def make_directory(self, path: Path) -> None:
-        """With its parents, durably. No error when it exists."""
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
+        """With its parents, durably; unless `durably`, its own name is durable after `sync_directory` of its parent. No
+        error when it exists."""
 
     def sync_directory(self, path: Path) -> None: ...
 
@@ -204,21 +205,22 @@ class RealFiles:
     def is_directory(self, path: Path) -> bool:
         return path.is_dir()
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
         try:
-            self._make_directory(path)
+            self._make_directory(path, durably=durably)
         except FileNotFoundError:  # a parent was empty, and another thread has removed it meanwhile
-            self._make_directory(path)
+            self._make_directory(path, durably=durably)
 
-    def _make_directory(self, path: Path) -> None:
-        missing = []
+    def _make_directory(self, wanted: Path, *, durably: bool) -> None:
+        missing, path = [], wanted
         while not path.is_dir():
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
             with suppress(FileExistsError):
                 directory.mkdir()
-            self.sync_directory(directory.parent)
+            if durably or directory != wanted:
+                self.sync_directory(directory.parent)
 
     def sync_directory(self, path: Path) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

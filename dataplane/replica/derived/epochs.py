@@ -96,9 +96,10 @@ class LeaderEpochCache:
         return self._entries[-1].epoch if self._entries else None
 
     # R4: The leader-epoch cache is a function of the log, durable on every replica. An entry (epoch, start) removes
-    # the entries at or above start, and a truncation to an offset removes those at or above it. The cache is synced
-    # after the bytes in front of it and before an end is reported. Entries that no checkpoint vouches for are rebuilt
-    # from the batches.
+    # the entries at or above start, and a truncation to an offset removes those at or above it. An entry is durable
+    # with its first record, whose batch names the epoch; its file gets it after the bytes in front of it, and before an
+    # index entry behind it makes an open pass over that batch. Entries that no checkpoint vouches for are rebuilt from
+    # the batches. One without a record describes nothing that another replica could hold, and may be lost.
     # Hazard: Answers on `.offset` that do not describe the log.
     def assign(self, epoch: LeaderEpoch, start: Offset, log_end_offset: Offset | None = None) -> bool:
         """`epoch` wrote, or is about to write, the record at `start`. True if that changed the entries.

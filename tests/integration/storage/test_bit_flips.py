@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from dataplane.log.storage.checkpoints import read_offsets
 from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.storage.manifest import read_manifest
 from tests.integration.failover.test_leader_by_operator import partition_of
 from tests.integration.rig.brokers_status import counters_of
 from tests.integration.rig.command_line import command
@@ -145,8 +145,8 @@ async def test_the_last_copy_is_read_around_the_damage_until_an_operator_accepts
 
         async def known_to_be_committed() -> bool:
             """After a restart, too."""
-            checkpoint = read_offsets(REAL_FILES, damaged.parent)
-            return checkpoint is not None and checkpoint.high_watermark == RECORDS
+            entries = read_manifest(REAL_FILES, damaged.parents[2]) or {}
+            return entries[str(damaged.parent.relative_to(damaged.parents[2]))].high_watermark == RECORDS
 
         await until(known_to_be_committed, "the checkpoint")
         flip(damaged, offset, random.Random(1))

@@ -17,6 +17,7 @@ from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.reading.damaged_replica import DamagedReplica
 from dataplane.log.recovery.damage import read_mark
 from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.storage.manifest import MANIFEST_COPY_FILE, MANIFEST_FILE
 from tests.integration.failover.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
 from tests.integration.rig.waiting import LIMIT, until
 from tests.peers import peer_link
@@ -27,7 +28,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.partition_messages.append import encode_append
 from wire.partition_messages.replication import HEADER_SIZE
 from wire.protobuf.tidelog_pb2 import AppendRequest, SnapshotRequest
-from wire.types import Incarnation, Offset, StreamName
+from wire.types import Offset, StreamName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,8 +167,6 @@ async def test_a_follower_whose_folder_was_lost_leaves_the_isr_first_and_copies_
     """Without a restart; and the next start finds nothing amiss."""
     await a.leads(view(isr=(A, B)))
     b = await Node(B, tmp_path / "b").start(nats_server.url)
-    b.data_dir.record("cluster", Incarnation(10))
-    b.data_dir.mark_dirty()
     role = await b.follows(view(isr=(A, B)))
     await publish_all(client, 0, 60)
     await until(lambda: role.high_watermark == 60)
@@ -203,14 +202,13 @@ async def test_a_replica_that_was_lost_together_with_the_manifest_withdraws_when
     """Nothing tells it from one that was never here. The others, whose logs are there, go on."""
     other = replace(KEY, stream=StreamName("other"))
     node = await Node(A, tmp_path / "a").start(nats_server.url)
-    node.data_dir.record("cluster", Incarnation(10))
-    node.data_dir.mark_dirty()
     node.broker.on_partitions([view(), view(key=other)])
     await until(lambda: all(isinstance(r.role, LeaderDriver) for r in node.broker._replicas.values()))
     folder = node.replica.directory
     await node.close()
     shutil.rmtree(folder.parent)
-    (tmp_path / "a" / "manifest").unlink()
+    for name in (MANIFEST_FILE, MANIFEST_COPY_FILE):
+        (tmp_path / "a" / name).unlink()
     for _ in range(2):
         node = await Node(A, tmp_path / "a").start(nats_server.url)
         try:

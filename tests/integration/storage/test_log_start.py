@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dataplane.log.storage.checkpoints import EPOCHS_FILE, read_epochs
-from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.partition_log import LogConfig, PartitionLog
 from tests.integration.rig.brokers_status import counters_of
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.rig.replicated_cluster import SETTINGS, ReplicatedCluster, observed
@@ -65,9 +66,15 @@ def first_segment(cluster: ReplicatedCluster, broker: str) -> int:
 
 
 def epochs(cluster: ReplicatedCluster, broker: str, start: int) -> dict[int, int]:
-    """The epochs from `start` on in its leader-epoch file: start offset and number of each."""
-    (file,) = cluster.processes.broker_dir(broker).glob(f"{STREAM}-*/*/{EPOCHS_FILE}")
-    return {max(start, entry.start): entry.epoch for entry in read_epochs(REAL_FILES, file.parent) or ()}
+    """The epochs from `start` on in its log: start offset and number of each."""
+    (folder,) = cluster.processes.broker_dir(broker).glob(f"{STREAM}-*/*")
+    with tempfile.TemporaryDirectory() as copies:
+        copy = Path(copies) / "log"
+        shutil.copytree(folder, copy)
+        log, _ = PartitionLog.open(copy, LogConfig(), page_cache_survived=True)
+        entries = log.epochs.entries
+        log.close()
+    return {max(start, entry.start): entry.epoch for entry in entries}
 
 
 async def test_a_follower_below_the_log_start_takes_over_epochs_and_producers(processes: DevCluster) -> None:

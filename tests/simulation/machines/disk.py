@@ -27,9 +27,10 @@ from typing import Literal, TypeAlias
 from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX
 from dataplane.log.recovery.damage import MARK_FILE, QUARANTINE
 from dataplane.log.segments.index import decode_entries
-from dataplane.log.storage.checkpoints import TEMPORARY_SUFFIX, read_file, read_offsets
+from dataplane.log.storage.checkpoints import TEMPORARY_SUFFIX, read_file
 from dataplane.log.storage.data_dir import IDENTITY_FILE
 from dataplane.log.storage.files import Space
+from dataplane.log.storage.manifest import read_manifest
 from wire.batch import iter_batches
 from wire.errors import CorruptData
 from wire.types import Buffer
@@ -458,7 +459,7 @@ class SimDisk:
     def is_directory(self, path: Path) -> bool:
         return path in self._folders
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
         for directory in (*reversed(path.parents), path):
             if directory not in self._folders:
                 if self._step():
@@ -562,12 +563,13 @@ def damageable_files(disk: SimDisk, data: Path) -> list[tuple[Path, int]]:
 
 
 def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:
-    """(log file, position, end) of batches that a checkpoint vouches for, and that the next open will look at. Damage
+    """(log file, position, end) of batches that the manifest vouches for, and that the next open will look at. Damage
     before them is found when it is read; damage behind them cannot be told from the end that a crash leaves."""
     places = []
+    entries = read_manifest(disk, data) or {}
     newest = {path.parent: (path, size) for path, size in disk.files_below(data) if path.suffix == ".log"}
     for path, size in newest.values():
-        checkpoint = read_offsets(disk, path.parent)
+        entry = entries.get(str(path.parent.relative_to(data)))
         index = read_file(disk, path.with_suffix(".index")) or b""
         start = max((entry.position for entry in decode_entries(index)), default=0)
         handle = disk.open(path)
@@ -575,7 +577,7 @@ def vouched_places(disk: SimDisk, data: Path) -> list[tuple[Path, int, int]]:
         disk.close(handle)
         try:
             for position, header in iter_batches(content[start:]):
-                if checkpoint is not None and header.end_offset <= checkpoint.recovery_point:
+                if entry is not None and header.end_offset <= (entry.recovery_point or 0):
                     places.append((path, start + position, start + position + header.size))
         except CorruptData:
             continue

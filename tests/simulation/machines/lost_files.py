@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage.data_dir import COPY_FILE, IDENTITY_FILE, list_partitions, partition_directory
-from dataplane.log.storage.manifest import MANIFEST_FILE, read_manifest
+from dataplane.log.storage.manifest import MANIFEST_COPY_FILE, MANIFEST_FILE, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def lose_files(disk: SimDisk, data: Path, part: str, older: SimDisk | None, rng:
     if part == "identity":
         paths = [data / IDENTITY_FILE, data / COPY_FILE]
     elif part == "manifest":
-        paths = [data / MANIFEST_FILE]
+        paths = [data / MANIFEST_FILE, data / MANIFEST_COPY_FILE]
     else:
         paths = [folder.parent if part == "stream" else folder]
         logs = [key for key in keys if paths[0] in partition_directory(data, key).parents] or [
@@ -44,7 +44,7 @@ def lose_files(disk: SimDisk, data: Path, part: str, older: SimDisk | None, rng:
         if part == "manifest and partition":
             if older is not None:
                 return False
-            paths.append(data / MANIFEST_FILE)
+            paths += [data / MANIFEST_FILE, data / MANIFEST_COPY_FILE]
     for path in paths:
         if older is not None and older.names(path.parent).count(path.name):
             disk.restore(path, older)

@@ -44,10 +44,6 @@ class Promises:
     appended: int = 0
     """Written and not cut since: an end of the log below it, after the death of the process alone, is a loss."""
     high_watermark: int = 0
-    assigned: tuple[int, int] | None = None
-    """(epoch, start) that assign_epoch returned for and that no record or cut has replaced."""
-    unknown_epoch: tuple[int, int] | None = None
-    """Being assigned, or cut away, at this moment: there or not."""
     is_in_manifest: bool = False
     """The loss of the whole log would be told."""
 
@@ -74,6 +70,8 @@ class Workload:
         self._log: PartitionLog | None = None
         self._manifest: Manifest | None = None
         self._epoch = 1
+        self._checkpointed = 0
+        """HW of the newest checkpoint; promised with the next write of the manifest."""
 
     def run(self, steps: list[Step]) -> None:
         self.open()
@@ -98,7 +96,6 @@ class Workload:
         for _ in range(times):
             batch = BATCHES.one(self.log.log_end_offset, count, epoch=self._epoch)
             self.promises.histories[-1].append(batch)
-            self.promises.assigned = None
             self.log.append(batch.parts, [batch.header])
             self.promises.appended = self.log.log_end_offset
 
@@ -127,6 +124,7 @@ class Workload:
         """Write it, as it is after the checkpoints of a round."""
         assert self._manifest is not None
         self._manifest.write()
+        self.promises.high_watermark = max(self.promises.high_watermark, self._checkpointed)
 
     def snapshots(self) -> None:
         """Write the derived state at the beginnings of segments."""
@@ -135,16 +133,15 @@ class Workload:
     def checkpoint(self, high_watermark: int) -> None:
         """At most up to the durable end, as a replica does it."""
         high_watermark = min(high_watermark, self.promises.durable)
-        self.log.checkpoint_high_watermark(Offset(high_watermark))
-        self.promises.high_watermark = high_watermark
+        if high_watermark % 2 or not self.log.checkpoint_at_once(Offset(high_watermark)):
+            self.log.checkpoint_high_watermark(Offset(high_watermark))
+        self._checkpointed = high_watermark
 
     def lead(self) -> None:
         promises = self.promises
         self._epoch += 1
-        promises.unknown_epoch, promises.assigned = (self._epoch, self.log.log_end_offset), None
         self.log.assign_epoch(LeaderEpoch(self._epoch), self.log.log_end_offset)
         promises.durable = self.log.log_end_offset
-        promises.assigned, promises.unknown_epoch = promises.unknown_epoch, None
 
     def cut(self, offset: int) -> None:
         promises = self.promises
@@ -153,10 +150,9 @@ class Workload:
         end = max(kept[-1].header.end_offset if kept else 0, self.log.log_start_offset)
         promises.durable, promises.high_watermark = min(promises.durable, end), min(promises.high_watermark, end)
         promises.appended = min(promises.appended, end)
-        promises.unknown_epoch, promises.assigned = promises.assigned, None
+        self._checkpointed = min(self._checkpointed, end)
         assert self.log.truncate(Offset(offset)) == end
         del promises.histories[:-1]
-        promises.unknown_epoch = None
         promises.durable = end
 
     def cut_at_the_end(self) -> None:
@@ -181,10 +177,9 @@ class Workload:
         promises.histories.append([])
         promises.starts |= {0, start}
         promises.durable = promises.high_watermark = promises.appended = 0
-        promises.unknown_epoch, promises.assigned = promises.assigned, None
         self.log.drop_all(Offset(start))
+        self._checkpointed = start
         del promises.histories[:-1]
-        promises.unknown_epoch = None
         promises.starts = {start}
         promises.durable = promises.high_watermark = promises.appended = start
 
@@ -302,7 +297,7 @@ def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_su
     stored = BATCHES.stored(log)
     _check_content(stored, start, promises)
     assert all(int(name[:20]) >= start for name in disk.names(HOME) if name.endswith((".log", ".index")))
-    _check_epochs(log, stored, promises)
+    _check_epochs(log, stored)
 
     # The durable end that recovery reports is durable: power is lost once more, at once. Only a cut that was
     # interrupted may have to be made again.
@@ -329,7 +324,7 @@ def _from(start: int, history: list[Stamped]) -> bytes:
     return b"".join(batch.data for batch in history if batch.header.base_offset >= start)
 
 
-def _check_epochs(log: PartitionLog, stored: bytes, promises: Promises) -> None:
+def _check_epochs(log: PartitionLog, stored: bytes) -> None:
     expected: list[tuple[int, int]] = []
     for _, header in iter_batches(stored):
         if not expected or expected[-1][0] != header.leader_epoch:
@@ -338,10 +333,8 @@ def _check_epochs(log: PartitionLog, stored: bytes, promises: Promises) -> None:
     entries = [(entry.epoch, max(start, entry.start)) for entry in log.epochs.entries]
     if [begin for _, begin in entries].count(start) > 1 or (entries and not stored and entries[0][1] == start):
         entries = entries[1:] if log.epochs.entries[0].start < start else entries  # of the records before the start
-    if promises.assigned is not None and promises.assigned[1] == log.log_end_offset:
-        assert entries == [*expected, promises.assigned]
-    elif len(entries) > len(expected):
-        # Of an epoch without records: the one in the making, or one whose records were not durable.
+    if len(entries) > len(expected):
+        # Of an epoch without records: they were not durable, or cut.
         assert entries[:-1] == expected
         assert entries[-1][1] == log.log_end_offset
     else:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.segments.index import SparseIndex, decode_entries
+from dataplane.log.storage.checkpoints import read_epochs
 from dataplane.log.storage.files import REAL_FILES, RealFiles
 from dataplane.log.storage.log_errors import LogDamaged
 from dataplane.log.storage.pool import LogPool
@@ -389,41 +391,62 @@ class TestSyncing:
         assert len(forgotten) == 3
         assert batches.stored(log)
 
-    def test_the_epoch_is_on_disk_when_sync_returns(self, tmp_path: Path, batches: Batches) -> None:
+    def test_epochs_are_in_the_batches_that_an_open_reads(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
-        batches.append(log, epoch=4)
-        log.sync()
-        assert (tmp_path / "leader-epoch-checkpoint").read_text().splitlines()[1] == "4 0"
+        for epoch in (1, 4, 5):
+            batches.append(log, epoch=epoch)
+            log.sync()
+            log.checkpoint_high_watermark(log.log_end_offset)
+        assert not (tmp_path / "leader-epoch-checkpoint").exists()
+        assert opened(tmp_path).epochs.entries == log.epochs.entries
 
-    def test_the_tail_is_synced_before_the_epoch_that_follows_it_is_recorded(
+    def test_epochs_are_on_disk_before_an_index_entry_behind_their_beginning(
         self, tmp_path: Path, batches: Batches
     ) -> None:
         calls: list[str] = []
 
         class Watched(RealFiles):
-            def sync_data(self, handle: int) -> None:
-                calls.append("data")
-                super().sync_data(handle)
+            def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+                if path.suffix == ".index" and create:
+                    calls.append("index")
+                return super().open(path, write=write, create=create)
 
             def rename(self, source: Path, target: Path) -> None:
                 calls.append(target.name)
                 super().rename(source, target)
 
         log = opened(tmp_path, files=Watched())
+        batches.fill(log, 10)
+        batches.fill(log, 12, epoch=2)
+        log.sync()
         calls.clear()
+        log.checkpoint_high_watermark(Offset(3))
+        assert calls == ["leader-epoch-checkpoint", "index", "replication-offset-checkpoint"]
+        index = SparseIndex(0, decode_entries((tmp_path / f"{0:020d}.index").read_bytes()))
+        begun = {entry.epoch for entry in log.epochs.entries if entry.start < index.last.offset}
+        assert begun
+        assert begun == {entry.epoch for entry in read_epochs(REAL_FILES, tmp_path) or ()}
+        batches.fill(log, 30, epoch=3)
+        log.close()
+        assert read_epochs(REAL_FILES, tmp_path) == log.epochs.entries
+
+    def test_the_tail_is_synced_before_the_epoch_that_follows_it_is_recorded(
+        self, tmp_path: Path, batches: Batches
+    ) -> None:
+        log = opened(tmp_path)
         batches.append(log)
         log.assign_epoch(LeaderEpoch(7), Offset(1))
-        assert calls == ["data", "leader-epoch-checkpoint", "leader-epoch-checkpoint"]
         assert log.durable_end == 1
-        assert (tmp_path / "leader-epoch-checkpoint").read_text().splitlines()[1:3] == ["1 0", "7 1"]
+        assert log.epochs.entries == (EpochEntry(LeaderEpoch(1), Offset(0)), EpochEntry(LeaderEpoch(7), Offset(1)))
         with pytest.raises(InvariantViolation):
             log.assign_epoch(LeaderEpoch(8), Offset(0))
 
-    def test_an_assigned_epoch_survives_without_a_record(self, tmp_path: Path, batches: Batches) -> None:
+    def test_an_epoch_without_a_record_ends_with_the_process(self, tmp_path: Path, batches: Batches) -> None:
+        """Its leader begins another one."""
         log = opened(tmp_path)
         batches.fill(log, 3)
         log.assign_epoch(LeaderEpoch(7), Offset(3))
-        assert opened(tmp_path).epochs.entries == log.epochs.entries
+        assert opened(tmp_path).epochs.latest == 1
 
     @pytest.mark.parametrize(("epoch", "entries"), [(1, [(1, 0)]), (8, [(1, 0), (8, 20)])])
     def test_an_epoch_without_a_record_goes_when_a_batch_begins_above_the_end(

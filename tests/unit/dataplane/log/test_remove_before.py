@@ -217,4 +217,5 @@ def test_an_epoch_without_records_at_the_end_stays(tmp_path: Path, batches: Batc
     log.assign_epoch(LeaderEpoch(5), Offset(40))
     log.remove_before(Offset(30))
     assert [tuple(entry) for entry in log.epochs.entries] == [(1, 0), (5, 40)]
+    batches.fill(log, 41, epoch=5)
     assert opened(tmp_path).epochs.entries == log.epochs.entries

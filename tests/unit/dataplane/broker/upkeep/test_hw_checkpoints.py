@@ -40,6 +40,9 @@ class FakeReplica:
     def owed(self) -> CheckpointDue:
         return CheckpointDue.HIGH_WATERMARK
 
+    def checkpoint_at_once(self) -> bool:
+        return False
+
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
         assert not syncs_only
         return Offset(5)
@@ -171,6 +174,29 @@ def test_no_log_waits_longer_than_ten_rounds() -> None:
     for _ in range(10):
         finished(checkpoints._look())
     assert {log.high_watermarks for log in logs} == {1}
+
+
+def test_what_needs_no_thread_is_done_at_once_for_all_logs() -> None:
+    """And the manifest is written for it in the same round."""
+    kept = manifest()
+    names = [f"s-1/{number}-1" for number in range(1000)]
+    for name in names:
+        kept.entry(name).add()
+    kept.write()
+
+    class AtOnce(FakeReplica):
+        def checkpoint_at_once(self) -> bool:
+            kept.entry(names[self.key.partition]).raise_to(Committed(Offset(5), LeaderEpoch(1)))
+            return True
+
+        def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+            raise NotImplementedError
+
+    replicas = {replica.key: replica for replica in map(AtOnce, range(1000))}
+    context = SimpleNamespace(checkpoints=Scheduler())
+    finished(HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas), kept)._look())
+    assert not kept.is_due
+    assert {kept.committed(name) for name in names} == {Committed(Offset(5), LeaderEpoch(1))}
 
 
 def test_the_manifest_is_written_once_for_all_checkpoints_of_a_round() -> None:

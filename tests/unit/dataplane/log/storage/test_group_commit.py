@@ -564,8 +564,7 @@ def test_nothing_is_synced_at_once_when_that_is_off(scheduler: SyncScheduler) ->
 def test_a_small_sync_leaves_the_rest_to_a_thread(tmp_path: Path, batches: Batches) -> None:
     log, _ = PartitionLog.open(tmp_path, LogConfig())
     batches.append(log)
-    assert log.sync_small(1 << 20) is None, "a leader epoch is not on disk yet"
-    log.sync()
+    assert log.sync_small(1 << 20) == 1
     size = batches.append(log, 3).header.size
     assert log.sync_small(size - 1) is None
     assert log.durable_end == 1
@@ -634,9 +633,6 @@ def test_no_sync_follows_one_that_failed(
 
 def test_a_log_is_synced_together_with_others_where_one_fdatasync_is_enough(tmp_path: Path, batches: Batches) -> None:
     log, _ = PartitionLog.open(tmp_path, LogConfig())
-    batches.append(log)
-    assert log.begin_sync() is None, "a leader epoch is not on disk yet"
-    log.sync()
     assert log.begin_sync() is None, "nothing is to be synced"
     batches.append(log)
     handle = log.begin_sync()
@@ -644,8 +640,8 @@ def test_a_log_is_synced_together_with_others_where_one_fdatasync_is_enough(tmp_
     batches.append(log)
     assert (log.begin_sync(), log.sync_small(1 << 20)) == (None, None), "one sync of a log at a time"
     assert log.files.sync_data_of_each([handle]) == [None]
-    assert log.end_sync(None) == log.durable_end == 2
-    assert log.sync_small(1 << 20) == 3
+    assert log.end_sync(None) == log.durable_end == 1
+    assert log.sync_small(1 << 20) == 2
     log.close()
 
 
