@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.errors import Code, TidelogError
-from wire.stream_config import Flag, Milliseconds, Setting, StreamConfig, WholeNumber, setting_field
+from wire.stream_config import Bytes, Flag, Fraction, Milliseconds, Setting, StreamConfig, WholeNumber, setting_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,22 @@ class ClusterConfig:
         Milliseconds(0, 24 * 3_600_000),
         "a broker that is back leads again where it is the preferred leader after so long",
     )
+    network_capacity: int = setting_field(
+        125_000_000,
+        Bytes(1_000_000, 10**12),
+        "bytes a second that the network of a broker carries; the default is 1 Gbit/s",
+    )
+    replication_budget_fraction: float = setting_field(
+        0.5,
+        Fraction(0.01, 1.0),
+        "the part of `network_capacity` that replicas outside the ISR may take together while they catch up with the"
+        " leaders of one broker; members of the ISR are not counted",
+    )
+
+    @property
+    def replication_budget(self) -> int:
+        """Bytes a second for replicas outside the ISR, at each broker."""
+        return round(self.network_capacity * self.replication_budget_fraction)
 
     @classmethod
     def from_strings(cls, values: Mapping[str, str]) -> ClusterConfig:

@@ -96,6 +96,34 @@ class WholeNumber(Kind[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class Fraction(Kind[float]):
+    """A number between two others, such as 0.5."""
+
+    low: float
+    high: float
+
+    def parse(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"is not a number from {self.low:g} to {self.high:g}, such as 0.5") from None
+        if not self.low <= number <= self.high:
+            raise ValueError(f"is outside {self.low:g} to {self.high:g}; give a number between them")
+        return number
+
+    def spell(self, value: float) -> str:
+        return f"{value:g}"
+
+    @property
+    def values(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Amount(WholeNumber):
     """A plain number, or one with a unit."""
 

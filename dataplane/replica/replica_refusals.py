@@ -94,6 +94,16 @@ def deletions_gone(key: PartitionKey, log_start: Offset, offset: Offset) -> Tide
     )
 
 
+def over_budget(key: PartitionKey, replica: BrokerId, wait_s: float) -> TidelogError:
+    """A replica outside the ISR asks while its leader's budget for catching up is used up."""
+    return TidelogError(
+        Code.BACKPRESSURE,
+        f"{replica}, which catches up with {key}, has to wait {wait_s:.3f} s for the replication budget of the leader's"
+        " broker (network_capacity x replication_budget_fraction of the cluster)",
+        [RETRY_AFTER_MS.of(round(wait_s * 1000) + 1)],
+    )
+
+
 def before_log(key: PartitionKey, log_start: Offset, offset: Offset) -> TidelogError:
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,

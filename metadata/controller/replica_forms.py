@@ -38,13 +38,13 @@ def asked_partitions(
     """Returns the partitions of a page, by stream, and whether more come behind them."""
     page: list[tuple[StreamName, list[int]]] = []
     count = 0
-    names = [StreamName(request.stream)] if request.stream else sorted(state.streams)
+    names = [StreamName(request.of_stream)] if request.of_stream else sorted(state.streams)
     yield len(names)
     for name in names:
         stream = state.streams.get(name)
         if stream is None or name < request.after_stream:
             continue
-        if not (request.stream or request.internal) and is_internal(name, stream.subject, subjects):
+        if not (request.of_stream or request.internal) and is_internal(name, stream.subject, subjects):
             continue
         first = request.after_partition + 1 if name == request.after_stream else 0
         numbers: list[int] = []

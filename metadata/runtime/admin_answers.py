@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from metadata.cluster.model import Outcome, Stream
 from metadata.cluster.stream_settings import with_defaults
-from metadata.controller.admin_requests import partition_numbers
+from metadata.controller.admin_requests import partition_numbers, unknown_stream
 from metadata.controller.descriptions import (
     MAX_NAMED,
     away_form,
@@ -499,8 +499,10 @@ class Admin:
         state = self._context.state
         if request.broker:
             self._check_registered(BrokerId(request.broker))
-        if request.stream:
-            stream = find_stream(state, request.stream)
+        if request.of_stream:
+            stream = state.streams.get(StreamName(request.of_stream))
+            if stream is None:
+                raise TidelogError(Code.BAD_REQUEST, unknown_stream(request.of_stream).message)
             if request.partition >= 0:
                 find_partition(stream, request.partition)
         limit = min(max(1, request.limit), PARTITIONS_OF_PAGE)

@@ -121,11 +121,14 @@ class ReplicaSet:
         settings: ReplicaSettings | None = None,
         producers: ProducerLimits = DEFAULT_LIMITS,
         segment_bytes: int = 1 << 20,
+        replication_budget: int = 0,
         told: Callable[[str, Told], None] = lambda _broker, _effect: None,
         arrived: Callable[[Message, str], None] = lambda _message, _outcome: None,
     ) -> None:
         self.settings = settings or ReplicaSettings()
         self.producers = producers
+        self.replication_budget = replication_budget
+        """Bytes a second for replicas outside the ISR; 0: no limit."""
         self.next_producer_id = FIRST_TRANSACTIONAL_ID
         """That the metadata have given out."""
         self.log_config = LogConfig(segment_bytes=segment_bytes, producers=producers)

@@ -3,6 +3,7 @@
     stream a b c [min_isr=2] [durability=accepted] [push=false] [KEY=SECONDS]   replicas, the leader first
            [max_producers=2] [producer_expiration=SECONDS]
            [partitions=3 number=2]    of the stream, and the one that is told
+           [budget=BYTES]    a second, for replicas outside the ISR
            [segment_bytes=512]    `retain` removes whole segments; 1: a segment for each batch, 512: for four
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
     epoch 5 [unclean=4]                    before `begin`: LeaderEpoch of the first view, and the one of an operator's
@@ -229,7 +230,7 @@ class ReplicationScript:
         settings: dict[str, float | bool] = {"empty_answer_delay": 0.0}  # each answer in its place, but where asked
         for key, value in command.options.items():
             if key in times:
-                settings[key] = float(value)
+                settings[key] = int(value) if key.endswith("_bytes") else float(value)
             elif key == "push":
                 settings["push_to_waiters"] = value != "false"
             elif key == "max_producers":
@@ -238,7 +239,7 @@ class ReplicationScript:
                 producers = replace(producers, expiration_ms=round(float(value) * 1000))
             elif key == "segment_bytes":
                 segment_bytes = int(value)
-            elif key in ("partitions", "number"):
+            elif key in ("partitions", "number", "budget"):
                 continue
             elif key not in config:
                 raise ScriptError(f"unknown setting {key}")
@@ -253,6 +254,7 @@ class ReplicationScript:
             settings=ReplicaSettings(**settings),  # type: ignore[arg-type]
             producers=producers,
             segment_bytes=segment_bytes,
+            replication_budget=int(command.options.get("budget", "0")),
             told=self._say,
             arrived=self._arrived,
         )

@@ -451,6 +451,7 @@ class _Life:
             loop=process,
             time_ns=process.time_ns,
             storage=storage,
+            replication_budget=lambda: replicas.replication_budget,
         )
         space.on_room = lambda _room: self.replica.on_space(space.is_full)
         self.replica = Replica(replicas.key, replicas.directory, replicas.log_config, files=broker.disk)

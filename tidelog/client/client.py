@@ -331,7 +331,7 @@ class Client:
         """State, ends and lag of each replica: of all streams or one, of one partition, of one broker. `internal`: with
         those of Tidelog's own streams. Asks for a page of partitions at a time.
 
-        Raises UnknownStream, BadRequest (no such partition or broker), NoServer.
+        Raises BadRequest (no such stream, partition or broker), NoServer.
         """
         self._check_open()
         return await self._admin.replicas(stream=stream, partition=partition, broker=broker, internal=internal)

@@ -222,6 +222,7 @@ class BrokerRuntime:
             loop=needs.loop,
             time_ns=self.metadata.time_ns,
             keyring=needs.keyring,
+            replication_budget=lambda: self.metadata.state.cluster_settings.replication_budget,
             on_led=self.coordinators.on_led,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NotRequired, TypedDict
 
-from wire.errors import Code
 from wire.operations.operation import Operation
 
 PARTITIONS_OF_PAGE: Final = 100
@@ -61,8 +60,8 @@ class ReplicaList(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListReplicasRequest:
-    stream: str = ""
-    """Only of this one; empty: of all."""
+    of_stream: str = ""
+    """Only of this one, which has to exist (else BAD_REQUEST); empty: of all."""
     partition: int = -1
     """Only of this one of the stream; -1: of all."""
     broker: str = ""
@@ -82,7 +81,6 @@ REPLICA_LIST = Operation(
     answer=ReplicaList,
     help="state, ends and lag of replicas, a page of partitions at a time",
     writes=False,
-    refusals=(Code.UNKNOWN_STREAM,),
 )
 
 

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.replica.derived.producer_table import ProducerTable
+from dataplane.replica.leader.catch_up_budget import CatchUpBudget
 from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.leader.repetitions import IdsOfAll
 from wire.budget import Bound, Budget
@@ -104,6 +106,17 @@ class ProducersOfAll:
         )
 
 
+@dataclass
+class CatchUpCounters(Counters):
+    catch_up_bytes: int = counter(
+        "bytes", "sent to replicas outside the ISR beyond what came meanwhile, within the replication budget (R89)"
+    )
+    catch_up_waits: int = counter(
+        "requests",
+        "of replicas outside the ISR that had to wait for the replication budget; they ask again by themselves",
+    )
+
+
 @dataclass(slots=True)
 class BoundsOfAll:
     """The bounds that all partitions which a broker leads share."""
@@ -116,6 +129,8 @@ class BoundsOfAll:
     held: Budget
     message_ids: IdsOfAll = field(default_factory=IdsOfAll)
     """The message ids that are remembered of all led partitions."""
+    catching_up: CatchUpBudget | None = None
+    """Bytes a second for the replicas outside the ISR of all led partitions; None: without a limit."""
 
     def refuse_producer(self, now: float, time: int) -> TidelogError | None:
         """As `ProducersOfAll.refuse`."""
@@ -128,4 +143,5 @@ class BoundsOfAll:
             Uncommitted(context.settings),
             Budget(QUEUED_APPENDS, context.broker, of_all=True),
             Budget(HELD_APPENDS, context.broker, of_all=True),
+            catching_up=CatchUpBudget(context.replication_budget, context.now(), context.the(CatchUpCounters)),
         )

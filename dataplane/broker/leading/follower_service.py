@@ -96,7 +96,8 @@ class FollowerService:
             return
         request = SnapshotRequest()
         if self._role.requests.decode("snapshot", request, message, self._role.answer_header) and message.reply:
-            self._run(self._core.on_snapshot_request(decode_snapshot_fetch(request, message.reply)))
+            fetch = decode_snapshot_fetch(request, message.reply)
+            self._run(self._core.on_snapshot_request(fetch, self._context.now()))
 
     def respond(self, effect: Respond) -> None:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
@@ -107,6 +108,7 @@ class FollowerService:
         limit = min(effect.max_bytes, self._appending.max_batch_bytes)
         parts = self._log.read(effect.offset, max_bytes=limit, end_offset=self._log.log_end_offset)
         if parts is not None:
+            self._core.on_sent(effect.replica, sum(map(len, parts)), self._context.now())
             body = [header, *parts]
             self._role.send(self._context.peers, effect.inbox, effect.offset, body, headers, header, to=effect.replica)
         else:
@@ -137,6 +139,7 @@ class FollowerService:
             gone = deletions_gone(self._role.view.key, self._log.log_start_offset, effect.offset)
             self._role.peer_answers.error(effect.inbox, gone, header)
         elif not self._role.ended:
+            self._core.on_sent(effect.replica, len(data), self._context.now())
             headers = self._headers(effect)
             self._role.send(self._context.peers, effect.inbox, effect.offset, [header, data], headers, header)
 
@@ -159,6 +162,7 @@ class FollowerService:
             self._role.fail(f"the state at offset {effect.offset} cannot be read for follower {effect.replica}: {e}")
         else:
             if not self._role.ended:
+                self._core.on_snapshot_sent(effect.replica, len(piece), context.now())
                 self._role.send(context.peers, effect.inbox, effect.offset, [header, piece], None, header)
         finally:
             self._snapshot_reads -= 1

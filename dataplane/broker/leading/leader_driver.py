@@ -285,6 +285,7 @@ class LeaderDriver(ReadableRole):
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
             shared=context.the(BoundsOfAll).uncommitted,
+            budget=context.the(BoundsOfAll).catching_up,
             history=self.history,
         )
         self._appending = Appending(self, self.core, self.ids, self._run)

@@ -179,6 +179,8 @@ class BrokerContext:
     """What clients send and are sent, without that of internal streams."""
     cluster_id: str = ""
     """Id of the cluster; empty until the registration of this process is applied."""
+    replication_budget: Callable[[], int] = lambda: 0
+    """Bytes a second for replicas outside the ISR of the partitions that this broker leads; 0: no limit."""
     on_led: Callable[[LedPartition], None] = lambda _: None
     """A leader has begun to serve."""
     keyring: Keyring = field(default_factory=Keyring)

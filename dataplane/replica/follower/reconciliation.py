@@ -93,7 +93,11 @@ class Installer:
             self._contact.on_good_answer(now)
             return self._ask(None, (), now)
         if error is not None or answer.leader_epoch > replica.leader_epoch:
-            replica.enter(replace(state, ask_again_at=now + self._settings.offset_retry), now)
+            pause = self._settings.offset_retry
+            if error is not None and error.code is Code.BACKPRESSURE:  # the leader lives, and has its bounds
+                self._contact.on_good_answer(now)
+                pause = max(pause, min(error.retry_after or 0.0, self._settings.replica_max_leader_timeout))
+            replica.enter(replace(state, ask_again_at=now + pause), now)
             return []
         self._contact.on_good_answer(now)
         whole = state.position + len(answer.piece)

@@ -58,6 +58,7 @@ from dataplane.replica.derived.transaction_table import TransactionTable
 from dataplane.replica.history import History
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.admission import Admission
+from dataplane.replica.leader.catch_up_budget import CatchUpBudget
 from dataplane.replica.leader.commits import Commits, Uncommitted
 from dataplane.replica.leader.data_waiters import DataWaiters
 from dataplane.replica.leader.draining import Draining
@@ -77,7 +78,7 @@ from dataplane.replica.replica_effects import (
     SendSnapshot,
     VerifyOwnCopy,
 )
-from dataplane.replica.replica_refusals import before_log, deletions_gone, fenced
+from dataplane.replica.replica_refusals import before_log, deletions_gone, fenced, over_budget
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.replies import MoveRequest, ProduceToken
 from wire.echo import one_line
@@ -242,9 +243,11 @@ class Leader:
         no_space: bool = False,
         disk_hangs: bool = False,
         shared: Uncommitted | None = None,
+        budget: CatchUpBudget | None = None,
         history: History | None = None,
     ) -> None:
-        """`shared`: the uncommitted bytes of all partitions that this broker leads. `history`: event log of the
+        """`shared`: the uncommitted bytes of all partitions that this broker leads; `budget`: of the replicas that
+        catch up with them, None: without a limit. `history`: event log of the
         replica, shared by its roles."""
         if view.leader != broker:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
@@ -286,6 +289,7 @@ class Leader:
         self._cutover = Cutover(state, now)
         self._commits = Commits(state, self._consumers, shared or Uncommitted(settings))
         self._waiters = DataWaiters(state, self._commits)
+        self._budget = budget or CatchUpBudget(lambda: 0, now)
         self._isr_keeper = IsrKeeper(state)
         self._draining = Draining(state)
         self._pausing = Pausing(state, now)
@@ -336,6 +340,7 @@ class Leader:
         self._pausing.on_append(now, out)
         state.log_end_offset = end
         state.appended_at = now
+        state.appended_bytes += size
         commits.add(end, size, now)
         self._waiters.fire_all(now, out)
         if state.is_durable or commits.sync_wanted_here() > state.durable_end:
@@ -413,6 +418,8 @@ class Leader:
                 )
             ]
         out: list[LeaderEffect] = []
+        if now - follower.last_fetch_at > self.settings.replica_max_lag_time:
+            follower.credited_at = state.appended_bytes  # what came while it was away is not free
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         follower.on_fetch(fetch, state.log_end_offset, to_sync, now, is_durable=state.is_durable)
         if fetch.refused_batch:
@@ -434,8 +441,44 @@ class Leader:
             if self.deletions_end and self.lacks_deletions(fetch.replica, fetch.offset):
                 out.append(Refuse(fetch.inbox, deletions_gone(state.view.key, log_start, fetch.offset)))
                 return out
+            if fetch.offset < state.log_end_offset and (wait := self._wait_of(fetch.replica, fetch.offset, now)):
+                out.append(Refuse(fetch.inbox, over_budget(state.view.key, fetch.replica, wait)))
+                return out
             self._waiters.answer(fetch, follower, now, out)
         return out
+
+    # Keeps R89.
+    def _wait_of(self, replica: BrokerId, offset: Offset, now: float) -> float:
+        """Seconds for which a replica has to wait with its request for what lies at `offset`; 0: it need not."""
+        state = self._state
+        if replica in state.isr.maximal or offset >= state.high_watermark:
+            return 0.0
+        if self._credit(state.followers[replica]) >= self.settings.fetch_max_bytes:
+            return 0.0
+        return self._budget.wait_s(now)
+
+    def _credit(self, follower: FollowerProgress) -> int:
+        """Bytes that were appended since it fetches here, and that no answer since then has had room for."""
+        return self._state.appended_bytes - follower.credited_at
+
+    # Keeps R89.
+    def on_sent(self, replica: BrokerId, size: int, now: float) -> None:
+        """So many bytes of records were sent to a follower."""
+        state = self._state
+        follower = state.followers.get(replica)
+        if follower is None:
+            return
+        credit = self._credit(follower)
+        if replica not in state.isr.maximal:
+            self._budget.charge(max(0, size - credit), now)
+            follower.credited_at = state.appended_bytes - max(0, credit - size)
+        else:
+            follower.credited_at = state.appended_bytes
+
+    def on_snapshot_sent(self, replica: BrokerId, size: int, now: float) -> None:
+        """So many bytes of the derived state were sent to a follower."""
+        if replica not in self._state.isr.maximal:
+            self._budget.charge(size, now)
 
     # R83: A follower in step asks for nothing while its leader holds its fetch. Its broker asks about all such fetches
     # at a broker in one message, each with the incarnations of stream and partition, LeaderEpoch and number, and the
@@ -484,7 +527,7 @@ class Leader:
         found = self._epochs.end_offset_for(asked, self._state.log_end_offset)
         return found if found is not None else (LeaderEpoch(0), self._state.log_start_offset)
 
-    def on_snapshot_request(self, fetch: SnapshotFetch) -> list[LeaderEffect]:
+    def on_snapshot_request(self, fetch: SnapshotFetch, now: float) -> list[LeaderEffect]:
         """A follower lacks the records below the log start: it is sent the snapshot there. The log start may move on
         while it asks for one piece after the other; then it begins again."""
         state = self._state
@@ -496,6 +539,9 @@ class Leader:
         refused = state.refuse_stranger(fetch.replica, fetch.incarnation)
         if refused is None and fetch.offset is not None and fetch.offset != start:
             refused = before_log(state.view.key, start, fetch.offset)
+        is_member = fetch.replica in state.isr.maximal
+        if refused is None and not is_member and (wait := self._budget.wait_s(now)):
+            refused = over_budget(state.view.key, fetch.replica, wait)
         if refused is not None:
             return [Refuse(fetch.inbox, refused)]
         return [SendSnapshot(fetch.replica, fetch.inbox, start, fetch.position, state.high_watermark)]

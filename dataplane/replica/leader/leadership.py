@@ -98,6 +98,8 @@ class FollowerProgress:
     """As of `FollowerFetch`, in the follower's last request."""
     log_start_offset: Offset = Offset(0)
     """As of `FollowerFetch`, in the follower's last request."""
+    credited_at: int = 0
+    """What is above it of `Leadership.appended_bytes` may be sent to it without a charge (R89)."""
     outside_fetch_at: float = -math.inf
     """Time of its last fetch while it was not in the ISR; -inf: none since it left."""
     expand_not_before: float = -math.inf
@@ -179,6 +181,8 @@ class Leadership:
     """All of the maximal ISR hold everything below it in the way that the HW does not ask for: in the page cache on a
     `durable` stream, synced on an `accepted` one. It moves only for publishes that wait for it."""
     appended_at: float = -math.inf
+    appended_bytes: int = 0
+    """Bytes of all batches that were appended in this LeaderEpoch."""
     no_space: bool
     """This replica can write no records at present."""
     disk_hangs: bool

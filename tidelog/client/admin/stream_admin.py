@@ -226,7 +226,7 @@ class Admin:
         while after is not None:
             page = await self._api.call(
                 REPLICA_LIST,
-                stream="" if stream is None else stream_name(stream),
+                of_stream="" if stream is None else stream_name(stream),
                 partition=-1 if partition is None else partition,
                 broker=broker or "",
                 internal=internal,

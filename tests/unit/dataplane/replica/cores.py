@@ -10,6 +10,7 @@ from dataplane.replica.derived.transaction_table import TransactionTable
 from dataplane.replica.follower.follower import Follower
 from dataplane.replica.follower.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
 from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.catch_up_budget import CatchUpBudget
 from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.leader.leadership import FollowerFetch
@@ -44,6 +45,7 @@ class Driver:
         settings: ReplicaSettings = SETTINGS,
         log_start: int = 0,
         shared: Uncommitted | None = None,
+        budget: CatchUpBudget | None = None,
     ) -> None:
         first = first or view()
         epochs = LeaderEpochCache([EpochEntry(LeaderEpoch(1), Offset(0))] if log_end else [])
@@ -63,6 +65,7 @@ class Driver:
             settings=settings,
             now=0.0,
             shared=shared,
+            budget=budget,
         )
         self.sequence = 0
 

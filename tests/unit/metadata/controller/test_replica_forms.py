@@ -118,7 +118,7 @@ def test_pages_follow_one_another_without_a_gap(cluster: Cluster) -> None:
         assert all(len(page) <= limit for page in found)
     assert pages(cluster, 5) == [everything], "nothing follows a page that ends with the last one"
     assert pages(cluster, 9, broker="c") == [["s/0", "t/2"]]
-    assert pages(cluster, 9, stream="t", partition=1) == [["t/1"]]
+    assert pages(cluster, 9, of_stream="t", partition=1) == [["t/1"]]
 
 
 def test_a_page_has_few_streams(cluster: Cluster) -> None:
@@ -130,7 +130,7 @@ def test_a_page_has_few_streams(cluster: Cluster) -> None:
 async def test_replicas_are_listed_with_what_their_brokers_report() -> None:
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
-        found = await world.api("replica.list", stream="s")
+        found = await world.api("replica.list", of_stream="s")
         assert len(found["replicas"]) == 9
         assert found["unanswered"] == []
         assert "next" not in found
@@ -139,8 +139,8 @@ async def test_replicas_are_listed_with_what_their_brokers_report() -> None:
         page = await world.api("replica.list", limit=1)
         assert page["next"] == {"stream": "s", "partition": 0}
         for wrong, said in (
-            ({"stream": "t"}, "'t' does not exist"),
-            ({"stream": "s", "partition": 7}, "has no partition 7"),
+            ({"of_stream": "t"}, "'t' does not exist"),
+            ({"of_stream": "s", "partition": 7}, "has no partition 7"),
             ({"broker": "d"}, "broker 'd' is not registered; those that are: a, b, c"),
         ):
             with pytest.raises(TidelogError, match=said):

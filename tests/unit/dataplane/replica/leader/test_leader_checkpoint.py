@@ -22,25 +22,25 @@ def leading() -> Driver:
 
 def test_it_is_told_the_state_at_the_log_start_from_where_it_wants() -> None:
     leader = leading().leader
-    assert leader.on_snapshot_request(ASKED) == [SendSnapshot(B, "i", Offset(10), 0, Offset(25))]
+    assert leader.on_snapshot_request(ASKED, 0.0) == [SendSnapshot(B, "i", Offset(10), 0, Offset(25))]
     later = replace(ASKED, offset=Offset(10), position=400)
-    assert leader.on_snapshot_request(later) == [SendSnapshot(B, "i", Offset(10), 400, Offset(25))]
+    assert leader.on_snapshot_request(later, 0.0) == [SendSnapshot(B, "i", Offset(10), 400, Offset(25))]
 
 
 def test_of_a_state_that_is_not_at_the_log_start_any_more_it_is_told_to_begin_again() -> None:
     leader = leading().leader
     leader.on_log_start(Offset(20))
-    (refusal,) = leader.on_snapshot_request(replace(ASKED, offset=Offset(10), position=400))
+    (refusal,) = leader.on_snapshot_request(replace(ASKED, offset=Offset(10), position=400), 0.0)
     assert isinstance(refusal, Refuse)
     assert refusal.error.code is Code.OFFSET_BEFORE_LOG
     assert refusal.error.details["log_start"] == "20"
-    assert leader.on_snapshot_request(ASKED) == [SendSnapshot(B, "i", Offset(20), 0, Offset(25))]
+    assert leader.on_snapshot_request(ASKED, 0.0) == [SendSnapshot(B, "i", Offset(20), 0, Offset(25))]
 
 
 def test_fenced_below_and_silent_above() -> None:
     leader = leading().leader
-    assert leader.on_snapshot_request(replace(ASKED, leader_epoch=LeaderEpoch(4))) == []
-    (refusal,) = leader.on_snapshot_request(replace(ASKED, leader_epoch=LeaderEpoch(2)))
+    assert leader.on_snapshot_request(replace(ASKED, leader_epoch=LeaderEpoch(4)), 0.0) == []
+    (refusal,) = leader.on_snapshot_request(replace(ASKED, leader_epoch=LeaderEpoch(2)), 0.0)
     assert isinstance(refusal, Refuse)
     assert refusal.error.code is Code.FENCED_LEADER_EPOCH
 
@@ -53,6 +53,6 @@ def test_strangers_and_earlier_lives_are_refused() -> None:
         replace(ASKED, replica=BrokerId("z")),
         replace(ASKED, incarnation=Incarnation(known.incarnation - 1)),
     ):
-        (refusal,) = driver.leader.on_snapshot_request(stranger)
+        (refusal,) = driver.leader.on_snapshot_request(stranger, 0.0)
         assert isinstance(refusal, Refuse)
         assert refusal.error.code is Code.STALE_EPOCH
