@@ -181,6 +181,7 @@ TIMERS: Mapping[str, str] = {
     "tidelog/server/coordinators/driver/deliveries.py": ONE,
     "tidelog/server/broker_process.py": ONE,
     "tidelog/server/peers/peer_link.py": ONE,
+    "metadata/runtime/hand_over.py": "the leaderships of the broker while it stops, in turns",
     "tidelog/server/routing/pushes.py": "the routes of a stream: the topology of a large stream",
 }
 """By module of a broker that waits for a time, what it looks at when that has come."""
