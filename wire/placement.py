@@ -22,15 +22,6 @@ class Strategy(Enum):
     COLOCATION_STRICT = "colocation_strict"
 
 
-class LeaderPinMode(Enum):
-    """How far a stream insists on its `leader_pin`."""
-
-    PREFER = "prefer"
-    """Another replica leads while the pinned one cannot; leadership goes back to it afterwards."""
-    REQUIRE = "require"
-    """The partition is offline rather than led by another replica."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
     strategy: Strategy
