@@ -253,9 +253,16 @@ class ManifestEntry:
             self.manifest.put(self._name, known.raised(committed))
 
     def replace(self, committed: Committed) -> None:
-        """Before the log is cut. Durable on return. Raises OSError."""
+        """Before the log is cut. Durable on return. Raises OSError; the entry is as it was, for nothing is cut,
+        and the next attempt has to write it."""
+        known = self.committed
         self.manifest.put(self._name, committed)
-        self.manifest.write()
+        try:
+            self.manifest.write()
+        except OSError:
+            if known is not None:
+                self.manifest.put(self._name, known)
+            raise
 
     def remove(self) -> None:
         """The log is to be removed. Durable with the next write of the manifest."""

@@ -219,7 +219,16 @@ def test_a_log_that_cannot_be_lowered_on_a_full_disk_is_not_cut(folder: Folder) 
         folder.log.truncate(Offset(7))
     assert folder.log.log_end_offset == 20
     folder.disk.capacity = AMPLE
+    seen = []
+
+    def before() -> None:
+        if folder.log.log_end_offset == 20:
+            entries = read_manifest(folder.disk, Path("/data"))
+            seen.append(entries["flights-7/0-1"].high_watermark if entries else None)
+
+    folder.disk.before_call = before
     assert folder.log.truncate(Offset(7)) == 7
+    assert seen[-1] == 7, "the second attempt lowers the manifest, too, before it cuts"
 
 
 def test_a_folder_of_an_earlier_version_gets_a_manifest_and_loses_no_log(folder: Folder) -> None:
