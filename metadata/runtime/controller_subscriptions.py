@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import random
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message as Protobuf
 
 from metadata.cluster.references import key_of
 from metadata.controller.controller_effects import Effect
@@ -47,6 +49,8 @@ class ControllerSubscriptions:
         self._wanted = False
         self._changed = asyncio.Event()
         self._subscription: Subscription | None = None
+        self._under_way: set[bytes] = set()
+        """Requests of brokers whose commands have no outcome yet."""
 
     def start(self) -> None:
         self._context.tasks.spawn(self._keep())
@@ -101,8 +105,7 @@ class ControllerSubscriptions:
         elif kind == "report_leaders":
             context.tasks.spawn(in_turns(self._take_reports(request.report_leaders)))
         else:
-            # The commands have these names, too.
-            context.tasks.spawn(self._forward(pb.Command(**{kind: getattr(request, kind)})))
+            context.tasks.spawn(self._forward(kind, getattr(request, kind).items))
 
     def _take_reports(self, reports: pb.LeaderReports) -> Steps[None]:
         for part in pieces(reports.items, REPORTS):
@@ -123,9 +126,18 @@ class ControllerSubscriptions:
             self._run(self._context.core.on_reports(told, self._context.monotonic()))
             yield LOOKS
 
-    async def _forward(self, command: pb.Command) -> None:
-        """Proposes a compare-and-set of another broker, once: that broker repeats its request until it is over."""
+    async def _forward(self, kind: str, items: Sequence[Protobuf]) -> None:
+        """Proposes compare-and-sets of another broker. That broker repeats its requests until they are over; where the
+        group is slow the repetition would be proposed beside the original, and make it slower."""
+        marks = [kind.encode() + item.SerializeToString() for item in items]
+        fresh = {mark: item for mark, item in zip(marks, items, strict=True) if mark not in self._under_way}
+        if not fresh:
+            return
+        self._under_way.update(fresh)
+        fields: dict[str, Any] = {kind: {"items": [*fresh.values()]}}  # the commands have the names of the requests
         try:
-            await self._proposals.attempt(command)
+            await self._proposals.attempt(pb.Command(**fields))
         except RaftError as error:
             _log.info("controller %s: a broker's request has no known outcome: %s", self._context.broker_id, error)
+        finally:
+            self._under_way.difference_update(fresh)

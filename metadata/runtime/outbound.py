@@ -9,6 +9,10 @@ set. A report of a leader is sent once; its follower repeats it.
 
 Bounded: one request of each kind per partition. They are sent in turns of the event loop, in the order in which they
 are due. Pauses double up to `LONGEST_PAUSE_S`.
+
+Each message is a command of the metadata group, which each voter syncs and each broker applies. So requests gather for
+`GATHER_S` after a message: one that comes alone leaves at once, and those of thousands of partitions leave in tens of
+messages a second. Reports of leaders gather for nothing, since others wait for an election.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
+from math import inf
 from random import random
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
@@ -45,6 +50,8 @@ TURN: Final = 250
 """Requests, and reports of leaders, that are sent in one turn of the event loop."""
 TURN_PAUSE_S: Final = 0.001
 """Pause between two turns, for other work of the loop."""
+
+GATHER_S: Final = 0.05
 
 Request: TypeAlias = IsrChange | PauseChange | CutoverReport | RetiredReport | Withdrawal | LossReport
 
@@ -89,7 +96,11 @@ class OutboundRequests:
         self._numbers = count()
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
         self._is_soon = False
-        """`_wake` runs in the next turn of the loop, and later requests do not put it off."""
+        """`_wake` runs in the next turn of the loop."""
+        self._is_armed = False
+        """`_wake` runs when requests have gathered, or when others have had their turn, and later requests do not put
+        it off."""
+        self._gathers_until = -inf
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
@@ -106,8 +117,12 @@ class OutboundRequests:
             opened = self._open.setdefault(request.key, {})[type(request)] = _Open(
                 request, Retry(self._context.settings.retry_interval_s, LONGEST_PAUSE_S, chance=random)
             )
-            self._send_at(self._context.monotonic(), opened)
-            self._send_soon()
+            now = self._context.monotonic()
+            self._send_at(now, opened)
+            if now < self._gathers_until:
+                self._send_gathered(self._gathers_until - now)
+            else:
+                self._send_soon()
 
     def report(self, report: LeaderReport) -> None:
         self._reports[report.key] = report
@@ -131,7 +146,7 @@ class OutboundRequests:
         self._reports.clear()
         if self._wake is not None:
             self._wake.cancel()
-        self._is_soon = False
+        self._is_soon = self._is_armed = False
 
     # ---- the table -------------------------------------------------------------------------------------------------
 
@@ -184,16 +199,25 @@ class OutboundRequests:
             self._wake.cancel()
         self._wake, self._is_soon = asyncio.get_running_loop().call_soon(self._send), True
 
+    def _send_gathered(self, pause_s: float) -> None:
+        if self._is_soon or self._is_armed:
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+        self._is_armed = True
+        self._send_later(pause_s)
+
     def _send(self) -> None:
         """Sends the requests of one turn."""
-        self._wake, self._is_soon = None, False
+        self._wake, self._is_soon, self._is_armed = None, False, False
         now = self._context.monotonic()
         try:
             self._send_due(now)
             self._send_reports()
         finally:
             # After an error, too: requests that were not sent are due again.
-            if self._reports:
+            if self._reports or (self._times and self._times[0].at <= now):
+                self._is_armed = True
                 self._send_later(TURN_PAUSE_S)
             elif self._times:
                 self._send_later(max(TURN_PAUSE_S, self._times[0].at - now))
@@ -213,6 +237,8 @@ class OutboundRequests:
                 continue
             self._send_at(now + opened.retry.failed(), opened)
             due.setdefault(_BODIES[type(request)], []).append(self._item(request))
+        if due:
+            self._gathers_until = now + GATHER_S
         for body, items in due.items():
             # Withdrawals name the incarnation of this broker.
             if body != "withdraw" or self._context.incarnation is not None:

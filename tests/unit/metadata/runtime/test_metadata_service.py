@@ -201,6 +201,50 @@ async def test_a_stale_isr_change_is_forgotten() -> None:
         await until(lambda: leader.service.status()["outbound_requests"] == 0)
 
 
+async def test_a_repeated_request_is_not_proposed_beside_the_original() -> None:
+    async with running("a", "b", "c") as world:
+        view, leader = await world.one_partition()
+        controller = world.group.members[0]
+
+        def ask(*numbers: int) -> None:
+            items = [
+                pb.IsrAlteration(
+                    partition=pb.PartitionRef(
+                        stream="s",
+                        stream_incarnation=view.key.stream_incarnation,
+                        partition=number,
+                        partition_incarnation=view.key.partition_incarnation,
+                    ),
+                    leader=leader.id,
+                )
+                for number in numbers
+            ]
+            request = pb.ControllerRequest(
+                broker=leader.id, cluster_id=leader.service.state.cluster_id, alter_isr=pb.AlterIsr(items=items)
+            )
+            world.client.publish(SUBJECTS.controller(), [request.SerializeToString()])
+
+        def proposed() -> list[list[int]]:
+            commands = (pb.Command.FromString(each) for each in world.group.log)
+            return [[item.partition.partition for item in command.alter_isr.items] for command in commands][before:]
+
+        before = len(world.group.log)
+        controller.outcomes_may_come.clear()
+        ask(0)
+        await until(lambda: proposed() == [[0]])
+        ask(0)
+        ask(0, 1)
+        await until(lambda: proposed() == [[0], [1]])
+        controller.outcomes_may_come.set()
+
+        def is_asked_again() -> bool:
+            ask(0)
+            return len(proposed()) > 2
+
+        await until(is_asked_again)
+        assert proposed()[2] == [0]
+
+
 async def test_a_withdrawal_is_repeated_in_whatever_epoch_until_the_replica_is_out() -> None:
     async with running("a", "b", "c") as world:
         view, leader = await world.one_partition()

@@ -12,7 +12,7 @@ import pytest
 
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.runtime.driver_context import Messages, MetadataContext, Tasks
-from metadata.runtime.outbound import TURN, OutboundRequests
+from metadata.runtime.outbound import GATHER_S, TURN, OutboundRequests
 from tests.fake_nats import FakeTransport
 from tests.loop_steps import Lines, steps_measured
 from tests.tickets import producer_keys
@@ -131,6 +131,48 @@ async def test_what_is_replaced_before_it_is_sent_is_not_sent_and_what_is_over_i
     assert alterations(wire) == [[0]]
     assert [item.reason for item in sent_by(wire)[0].alter_isr.items] == ["it lags more"]
     assert len(requests) == 1
+    requests.close()
+
+
+async def test_requests_that_come_after_a_message_gather_and_reports_do_not() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"] * 40)
+    wire = TimedTransport()
+    requests = requests_of(cluster, wire, Incarnation(1), asyncio.get_running_loop().time)
+    for number in range(40):
+        requests.ask(of_isr(cluster, number, "a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert alterations(wire) == [[0]], "one that comes alone leaves at once"
+    requests.report(
+        LeaderReport(
+            key=cluster.key(39),
+            replica=BrokerId("a"),
+            leader=BrokerId("b"),
+            epoch=cluster.partition(39).epoch,
+            leader_epoch=cluster.partition(39).leader_epoch,
+            refused=False,
+        )
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [sent.WhichOneof("body") for sent in sent_by(wire)][1:] == ["alter_isr", "report_leaders"]
+    assert alterations(wire) == [[0], [*range(1, 40)]]
+    requests.close()
+
+
+async def test_what_has_gathered_leaves_by_itself() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"] * 3)
+    wire = TimedTransport()
+    requests = requests_of(cluster, wire, Incarnation(1), asyncio.get_running_loop().time)
+    for number in range(3):
+        requests.ask(of_isr(cluster, number, "a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await until(lambda: len(wire.sent) >= 2)
+    assert alterations(wire)[:2] == [[0], [1, 2]]
+    assert wire.times[1] - wire.times[0] > GATHER_S / 2
     requests.close()
 
 
