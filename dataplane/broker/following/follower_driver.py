@@ -78,6 +78,8 @@ class FollowerDriver(ReadableRole):
         context, view, partition_log = setup.context, setup.view, setup.log
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
+        self._offset_number = 0
+        """Of the question whose answers come to that inbox."""
         self._snapshot_inbox: str | None = None
         self._batches: Batches | None = None
         """The batches of the answer at hand; valid while its AppendReplicated is carried out."""
@@ -344,10 +346,13 @@ class FollowerDriver(ReadableRole):
             partition_incarnation=key.partition_incarnation,
         )
         peers = self.context.peers
-        if self._offset_inbox is not None:
-            peers.on_inbox(self._offset_inbox, None)
-        inbox = self._offset_inbox = peers.new_inbox()
-        peers.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
+        inbox = self._offset_inbox
+        if inbox is None or number != self._offset_number:
+            if inbox is not None:
+                peers.on_inbox(inbox, None)
+            inbox, self._offset_number = peers.new_inbox(), number
+            self._offset_inbox = inbox
+            peers.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
         subject = self.context.subjects.offset(key.stream, key.partition)
         peers.publish(subject, [request.SerializeToString()], reply=inbox, to=self.view.leader)
 

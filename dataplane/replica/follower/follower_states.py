@@ -75,6 +75,8 @@ class Reconciling:
     """Smallest end agreed on so far; the LEO at first."""
     number: int
     ask_again_at: float
+    is_answered: bool = False
+    """The answer said nothing yet; the next question needs a newer one."""
 
 
 @dataclass(frozen=True, slots=True)

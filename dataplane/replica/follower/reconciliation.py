@@ -195,9 +195,16 @@ class Reconciler:
         return self._ask(state.asked, state.cut, now)
 
     def on_silence(self, state: Reconciling, now: float) -> list[FollowerEffect]:
-        if not self._contact.no_responders:
-            self._wait.failed()
-        return self.ask_again(state, now)
+        if self._contact.no_responders:
+            return self.ask_again(state, now)
+        self._wait.failed()
+        if state.is_answered:
+            return self.ask_again(state, now)
+        # The same question: where a busy leader takes longer than the pause, its first answer is as good as a later
+        # one, for nothing is appended here meanwhile. An answer to each repetition alone would never be in time.
+        self._replica.was_notified = False
+        self._replica.enter(replace(state, ask_again_at=now + self._wait.pause_s()), now)
+        return [SendOffsetRequest(state.asked, state.number)]
 
     def on_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect] | Reconciled:
         """Either the walk goes on, or it has ended."""
@@ -244,7 +251,7 @@ class Reconciler:
     def _wait_for_metadata(self, state: Reconciling, now: float) -> list[FollowerEffect]:
         """Until it has come we ask again: nothing is fetched unreconciled."""
         again_at = now + self._settings.offset_retry
-        self._replica.enter(Reconciling(state.asked, state.cut, state.number, again_at), now)
+        self._replica.enter(replace(state, ask_again_at=again_at, is_answered=True), now)
         return []
 
     # R7: A log is cut by leader epochs and by nothing else. Before its first fetch in a LeaderEpoch, after a fetch

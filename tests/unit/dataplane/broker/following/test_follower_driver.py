@@ -9,7 +9,7 @@ import pytest
 from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.storage.log_errors import LogDamaged
-from dataplane.replica.follower.follower_states import Reconciling
+from dataplane.replica.follower.follower_states import Fetching, Reconciling
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
 from tests.unit.wire.test_errors import MALFORMED
@@ -18,7 +18,7 @@ from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message
 from wire.partition_messages.replication import encode_header
-from wire.protobuf.tidelog_pb2 import ReplicationRequest
+from wire.protobuf.tidelog_pb2 import LeaderEpochOffsetResponse, ReplicationRequest
 from wire.types import Offset
 
 
@@ -81,6 +81,22 @@ async def test_a_refusal_whose_details_make_no_sense_is_asked_for_again_in_a_whi
     assert bench.context.the(RoleCounters).bad_answers == (4 if code is Code.OFFSET_BEFORE_LOG else 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert not role.ended
+
+
+async def test_a_repeated_question_for_an_offset_is_answered_at_the_same_inbox(
+    bench: Bench, loop: Loop, batches: Batches
+) -> None:
+    batches.append(bench.log, epoch=EPOCH - 1)
+    role = await follow(bench)
+    (first,) = bench.control.inboxes
+    loop.run_to(loop.now + 0.1)
+    assert len(bench.control.sent) > 1
+    assert [*bench.control.inboxes] == [first]
+    response = LeaderEpochOffsetResponse(
+        endOffset=bench.log.log_end_offset, leader_epoch=EPOCH - 1, current_leader_epoch=EPOCH
+    )
+    bench.control.inboxes[first](Message(first, response.SerializeToString()))
+    assert isinstance(role.core.state, Fetching)
 
 
 @pytest.mark.parametrize("text", MALFORMED)

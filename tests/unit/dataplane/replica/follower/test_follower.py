@@ -121,8 +121,27 @@ def test_an_answer_of_a_zombie_to_an_offset_request_is_dropped() -> None:
 def test_an_answer_to_an_older_offset_request_is_dropped() -> None:
     core = follower((4, 0), log_end=20)
     core.start(0.0)
-    core.tick(0.3)
+    core.on_connection(0.0, 0.3)
     assert ends(core, 4, 3, number=1) == []
+
+
+def test_a_question_that_is_repeated_for_silence_is_the_same_question_and_its_first_answer_counts() -> None:
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    for now in (0.1, 0.3, 0.7):
+        assert core.tick(now) == [SendOffsetRequest(LeaderEpoch(4), 1)]
+    assert fetched(ends(core, 4, 20, number=1)).offset == 20
+
+
+def test_a_question_after_a_refusal_or_an_answer_that_said_nothing_is_another_one() -> None:
+    core = follower((4, 0), log_end=20)
+    core.start(0.0)
+    error = TidelogError(Code.WRONG_INCARNATION, "deleted and created again")
+    core.on_offset_answer(OffsetAnswer(number=1, leader_epoch=LeaderEpoch(5), error=error), 0.0)
+    assert core.tick(1.0) == [SendOffsetRequest(LeaderEpoch(4), 2)]
+    core.on_no_responders(1.0)
+    assert SendOffsetRequest(LeaderEpoch(4), 3) in core.tick(2.0)
+    assert ends(core, 4, 20, number=1) == []
 
 
 def test_an_offset_request_that_is_refused_is_repeated_before_anything_is_fetched() -> None:
