@@ -79,7 +79,7 @@ class FollowerDriver(ReadableRole):
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
         self._offset_number = 0
-        """Of the question whose answers come to that inbox."""
+        """Number of the question whose answers come to that inbox."""
         self._snapshot_inbox: str | None = None
         self._batches: Batches | None = None
         """The batches of the answer at hand; valid while its AppendReplicated is carried out."""
