@@ -230,7 +230,9 @@ class Broker:
         self._news = ReplicaNews(context.loop, self._replicas)
         self._gaps = PublishGaps(context, self._led)
         context.the(BoundsOfAll).producers.tables = self._producer_tables
-        self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
+        self._leaving: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._coming_back: dict[PartitionKey, PartitionView] = {}
+        """Newest views of partitions whose logs are being removed: the replica begins anew when that has ended."""
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
         self._unknown = {replica.key for replica in replicas}
@@ -278,7 +280,7 @@ class Broker:
         for replicas in pieces([*self._replicas.items()], _CLOSED_AT_ONCE):
             closing |= {context.loop.create_task(r.close(context, reason)): key for key, r in replicas}
             await asyncio.sleep(0)
-        closing |= self._leaving
+        closing |= {task: key for key, task in self._leaving.items()}
         unclosed = await self._until_closed(closing)
         for task in closing.keys() - unclosed:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -367,12 +369,16 @@ class Broker:
             return
         replica.role.drain(move, timeout, answer)
 
-    # Keeps R6.
+    # Keeps R6, R86.
     def _reconcile(self, view: PartitionView) -> None:
         replica = self._replicas.get(view.key)
+        if replica is None and view.key in self._leaving:
+            self._coming_back[view.key] = view
+            return
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes, producers=self.context.storage.producers)
             replica = _replica(view.key, config, self._data_dir)
+            replica.assigned_at = self.context.metadata.generation
             self._add(replica)
         try:
             replica.on_view(view, self.context)
@@ -388,7 +394,15 @@ class Broker:
         if present is None or present.key < key:
             self._by_name[key.stream, key.partition] = replica
 
+    # R86: The log of a replica that is removed goes with it, by a state in which this process is registered: every
+    # assignment that an earlier process of the broker knew of stands in front of the registration, so no older state
+    # removes a log. Where the cluster has begun anew the assignment may be a decision that was lost; the log is kept
+    # under another name then. A partition that comes back while its log is removed waits for the end of that, and
+    # begins with an empty log; one whose log is still there reconciles it as any replica outside the ISR.
+    # Hazard: A state that is older than an assignment removes the only copy; a removal that takes the log of the
+    # partition's next replica.
     def _leave(self, key: PartitionKey) -> None:
+        self._coming_back.pop(key, None)
         replica = self._replicas.pop(key, None)
         if replica is None:
             return
@@ -396,23 +410,30 @@ class Broker:
         if self._by_name.get((key.stream, key.partition)) is replica:
             del self._by_name[key.stream, key.partition]
         task = self.context.loop.create_task(self._close_and_remove(replica))
-        self._leaving[task] = key
-        task.add_done_callback(self._leaving.pop)
+        self._leaving[key] = task
+        task.add_done_callback(lambda _: self._left(key))
+
+    def _left(self, key: PartitionKey) -> None:
+        del self._leaving[key]
+        view = self._coming_back.pop(key, None)
+        if view is not None and not self._closed:
+            self._reconcile(view)
 
     async def _close_and_remove(self, replica: Replica) -> None:
         try:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
             await replica.leave_manifest(self.context)
-            is_lost = self.context.metadata.is_of_lost_decisions(replica.key)
+            is_lost = self.context.metadata.is_of_lost_decisions(replica.key, replica.assigned_at)
             async with self._removing:
                 kept = await self.context.loop.run_in_executor(
                     self.context.executor, partial(self._data_dir.remove_partition, replica.key, sets_aside=is_lost)
                 )
             if kept is not None:
                 _log.error(
-                    "partition %s is not known since the cluster began anew (tidelog cluster recover), for the decision"
-                    " that made it was lost: its log is kept in %s, where `tidelog log dump` reads it",
+                    "partition %s is not known here since the cluster began anew (tidelog cluster recover), for the"
+                    " decision that made it, or placed it here, may be lost: its log is kept in %s, where `tidelog log"
+                    " dump` reads it",
                     replica.key, kept,
                 )  # fmt: skip
         except (OSError, DataDirError) as e:

@@ -76,6 +76,7 @@ from wire.messaging.transport import Message
 from wire.operations.api_operations import Damage
 from wire.operations.reports import ReplicaReport
 from wire.types import (
+    Generation,
     LogEnd,
     Offset,
     PartitionEpoch,
@@ -141,6 +142,8 @@ class Replica:
         self.directory = directory
         self.machine = ReplicaStateMachine(key)
         self.role: Role | None = None
+        self.assigned_at: Generation | None = None
+        """Generation of the cluster state by which this broker has the replica; None: an earlier process had it."""
         self.history = History()
         self.traffic = TrafficMeter()
         """That of clients with this replica, whatever its roles."""

@@ -238,6 +238,25 @@ def _of_partition(new: Partition, old: Partition) -> Iterator[ActivityEvent]:
             }
     if new.purged_end != old.purged_end:
         yield {"event": activity_events.RECORDS_DELETED, "log_start_offset": new.purged_end}
+    if new.reassignment != old.reassignment:
+        yield from _of_reassignment(new, old)
+
+
+def _of_reassignment(new: Partition, old: Partition) -> Iterator[ActivityEvent]:
+    moving, before = new.reassignment, old.reassignment
+    replicas: ActivityEvent = {"replicas": [*new.replicas]}
+    if moving is not None and moving.is_cancelled:
+        yield {"event": activity_events.REASSIGNMENT_CANCELLED, **replicas, "target": [*moving.target]}
+        return
+    if moving is not None:
+        if before is None or before.begun != moving.begun:
+            yield {"event": activity_events.REASSIGNMENT_BEGUN, **replicas, "target": [*moving.target]}
+        if moving.is_started:
+            yield {"event": activity_events.REASSIGNMENT_STARTED, **replicas, "target": [*moving.target]}
+        return
+    if before is not None and not before.is_cancelled and new.replicas != before.target:
+        yield {"event": activity_events.REASSIGNMENT_CANCELLED, **replicas, "target": [*before.original]}
+    yield {"event": activity_events.REASSIGNMENT_COMPLETED, **replicas}
 
 
 class ActivityLog:

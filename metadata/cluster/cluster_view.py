@@ -78,13 +78,19 @@ class Cluster:
         """The rules by which commands are applied: see `metadata.cluster.command_rules`."""
         return self._contents.rules
 
-    def is_lost(self, incarnation: Incarnation) -> bool:
+    def is_lost(self, decision: Incarnation | Generation) -> bool:
         """Whether only a decision that was lost when the cluster began anew may have given this incarnation."""
-        return any(each.first <= incarnation <= each.last for each in self._contents.lost)
+        return any(each.first <= decision <= each.last for each in self._contents.lost)
 
-    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
-        """Whether a lost decision (`is_lost`) made the stream, or the partition."""
-        return self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation)
+    # Keeps R86.
+    def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
+        """Whether a lost decision (`is_lost`) made the stream, or the partition, or may have made a broker its replica.
+        `assigned_at`: the generation of the state by which the broker has it; None: an earlier process had it."""
+        if self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation):
+            return True
+        if assigned_at is not None:
+            return self.is_lost(assigned_at)
+        return bool(self._contents.lost) and self.partition(key) is not None
 
     @property
     def next_producer_id(self) -> int:

@@ -74,18 +74,24 @@ def why_not_complete(partition: Partition, min_isr: int) -> str | None:
     members = (*partition.isr, *partition.eligible)
     if moving.is_cancelled and all(member in moving.target for member in members):
         return None
-    returned = {entry.replica for entry in partition.returned}
-    sound = [
-        replica
-        for replica in moving.target
-        if replica in partition.isr and not partition.is_withdrawn(replica) and replica not in returned
-    ]
+    sound = in_sync(partition)
     if len(sound) < (min_isr if moving.is_cancelled else len(moving.target)):
         missing = ", ".join(replica for replica in moving.target if replica not in sound)
         return f"not in sync yet: {missing}"
-    if partition.leader not in sound:
-        return f"{partition.leader or 'nobody'} leads, which is not to be a replica" if partition.leader else "offline"
-    return None
+    if partition.leader is None:
+        return "nobody leads"
+    return None if partition.leader in sound else f"{partition.leader} leads, which is not to be a replica"
+
+
+def in_sync(partition: Partition) -> list[BrokerId]:
+    """Returns the replicas of the target that hold everything committed, as its leader knows, and may lead; in the
+    target's order."""
+    returned = {entry.replica for entry in partition.returned}
+    return [
+        replica
+        for replica in ([] if partition.reassignment is None else partition.reassignment.target)
+        if replica in partition.isr and not partition.is_withdrawn(replica) and replica not in returned
+    ]
 
 
 # Keeps R84, R85.

@@ -183,7 +183,7 @@ def _begin_one_reassignment(
         return Code.BAD_REQUEST, partition
     target = tuple(names[index] for index in item.replicas)
     factor = ledger.contents.streams[StreamName(item.partition.stream)].replication_factor
-    if why_not_target(ledger, partition, target, factor) is not None:
+    if why_not_target(ledger, partition, target, factor) is not None or target == wanted_replicas(partition):
         return Code.BAD_REQUEST, partition
     return None, reassignment.begin(partition, target, ledger.next_generation(), min_isr=min_isr)
 
@@ -200,10 +200,12 @@ def why_not_target(cluster: Cluster, partition: Partition, target: Sequence[Brok
     dead = [broker for broker in target if broker not in partition.replicas and not cluster.is_alive(broker)]
     if dead:
         return f"broker {dead[0]} is not alive; start it first"
-    wanted = partition.replicas if partition.reassignment is None else partition.reassignment.target
-    if tuple(target) == wanted:
-        return "these are its replicas already, or those that it is to get"
     return None
+
+
+def wanted_replicas(partition: Partition) -> tuple[BrokerId, ...]:
+    """The replicas that the partition has, or is to get."""
+    return partition.replicas if partition.reassignment is None else partition.reassignment.target
 
 
 # Keeps R84.

@@ -13,7 +13,7 @@ from metadata.cluster import stream_settings
 from metadata.cluster.model import Partition, Stream
 from metadata.cluster.references import ref_of
 from metadata.commands.cluster_state import ClusterState
-from metadata.commands.partition_commands import why_not_unclean
+from metadata.commands.partition_commands import wanted_replicas, why_not_target, why_not_unclean
 from metadata.commands.repartition_commands import missing_partitions, why_not_cancelled, why_not_repartition
 from metadata.commands.stream_commands import why_not_compacted
 from metadata.controller.leader_rebalancing import LeaderRebalancing
@@ -26,6 +26,7 @@ from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
 from wire.layouts import check_partition_count, check_partitioner
 from wire.operations.partition_operations import LATEST
+from wire.operations.reassignment_operations import MAX_REASSIGNED
 from wire.placement import Strategy
 from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
@@ -409,6 +410,51 @@ class AdminRequests:
             return LeaderMove(key=key, leader=known.leader, leader_epoch=known.leader_epoch, target=target)
         raise TidelogError(Code.BAD_REQUEST, wrong)
 
+    def reassign(self, name: str, targets: Mapping[int, Sequence[BrokerId]]) -> pb.Command:
+        """Returns the command that gives partitions other replicas; without those that have them, or are to get them,
+        already. All of them are possible, or none is begun.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST.
+        """
+        if not 1 <= len(targets) <= MAX_REASSIGNED:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"{len(targets)} partitions are named; name 1 to {MAX_REASSIGNED} of them at once"
+            )
+        brokers = sorted({broker for target in targets.values() for broker in target})
+        index = {broker: number for number, broker in enumerate(brokers)}
+        items = []
+        for number, target in sorted(targets.items()):
+            key, known = self._find(name, number)
+            wrong = why_not_target(self._state, known, target, self._state.streams[key.stream].replication_factor)
+            if wrong is not None:
+                raise TidelogError(Code.BAD_REQUEST, f"partition {key} cannot get other replicas: {wrong}")
+            if tuple(target) != wanted_replicas(known):
+                items.append(
+                    pb.ReassignmentTarget(
+                        partition=ref_of(key),
+                        expected_epoch=known.epoch,
+                        replicas=[index[broker] for broker in target],
+                    )
+                )
+        begin = pb.BeginReassignments(controller_epoch=self._epoch(), brokers=brokers, items=items)
+        return pb.Command(begin_reassignments=begin)
+
+    def cancel_reassignments(self, name: str, partitions: Sequence[int]) -> pb.Command:
+        """No partitions: all of the stream that get other replicas; of named ones those that do. Raises TidelogError:
+        NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        self.require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        found = [self._find(name, number) for number in sorted({*partitions} or stream.partitions.keys())]
+        items = [
+            pb.ReassignmentStep(partition=ref_of(key), expected_epoch=known.epoch)
+            for key, known in found
+            if known.reassignment is not None and not known.reassignment.is_cancelled
+        ]
+        cancel = pb.CancelReassignments(controller_epoch=self._epoch(), items=items)
+        return pb.Command(cancel_reassignments=cancel)
+
     def carry_out(self, move: LeaderMove) -> pb.Command:
         """Returns the election that makes the target of a move the leader. Whether the ISR can do without the old
         leader is judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
@@ -472,6 +518,15 @@ def unknown_stream(name: str) -> TidelogError:
     return TidelogError(
         Code.UNKNOWN_STREAM, f"stream {echo(name)} does not exist; `tidelog stream list` shows those that do"
     )
+
+
+def partition_targets(asked: Mapping[str, Sequence[str]]) -> dict[int, list[BrokerId]]:
+    """Returns a request's brokers by partition. Raises TidelogError(BAD_REQUEST)."""
+    found: dict[int, list[BrokerId]] = {}
+    for text, brokers in asked.items():
+        (number,) = partition_numbers({text: 0})
+        found[number] = [*map(BrokerId, brokers)]
+    return found
 
 
 def partition_numbers(before: Mapping[str, int]) -> dict[int, int]:

@@ -14,8 +14,9 @@ is refused when it arrives.
 
 `failover` replaces failed leaders, `leader_rebalancing` moves leaderships away from brokers that cannot do a leader's
 work, `preferred_leaders` gives them back to brokers that are able again, `repartitions` drives the repartitions of
-streams, and `admin_requests` decides requests of operators and clients. A slow follower is taken out of the ISR by its
-leader (`dataplane.replica.leader.isr_keeper`); a dead one is, by `failover`.
+streams, `reassignments` the changes of their partitions' replicas, and `admin_requests` decides requests of operators
+and clients. A slow follower is taken out of the ISR by its leader (`dataplane.replica.leader.isr_keeper`); a dead one
+is, by `failover`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from metadata.controller.liveness import Liveness
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance
 from metadata.controller.preferred_leaders import PreferredLeaders
+from metadata.controller.reassignments import Reassigning
 from metadata.controller.repartitions import Repartitioning
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
@@ -115,6 +117,13 @@ class ControllerCore:
             settings,
             knows=self._liveness.begun_generation,
             live=self.live_brokers,
+            propose=self._propose,
+            epoch=lambda: self.controller_epoch,
+        )
+        self._reassigning = Reassigning(
+            state,
+            settings,
+            may_lead=self._rebalancing.may_lead,
             propose=self._propose,
             epoch=lambda: self.controller_epoch,
         )
@@ -205,6 +214,7 @@ class ControllerCore:
             return []
         self._failover.on_applied(changes, now)
         self.repartitioning.on_applied(changes)
+        self._reassigning.on_applied(changes)
         return self._decide(now)
 
     def on_outcome(self, ticket: int, outcome: Outcome | None, now: float) -> list[Effect]:
@@ -221,6 +231,7 @@ class ControllerCore:
             self._liveness.restart(now, self._connected_at)
             self.clocks.restart()
             self.repartitioning.begin()
+            self._reassigning.begin()
             self._failover.begin()
             self._handed_over = False
             if self._unheard_since < inf:
@@ -301,7 +312,7 @@ class ControllerCore:
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         """A `MoveLeader` was carried out, or failed."""
-        if not self.preferred.on_ended(move, moved, now):
+        if not self._reassigning.on_move_ended(move, moved, now) and not self.preferred.on_ended(move, moved, now):
             self._rebalancing.on_ended(move, moved, now)
 
     def on_hand_over_refused(self, now: float) -> list[Effect]:
@@ -377,6 +388,7 @@ class ControllerCore:
         self._rebalancing.clear()
         self.preferred.clear()
         self.repartitioning.end()
+        self._reassigning.end()
         if was is not Phase.ACTIVE:
             return []
         return [Note(f"controller epoch {self._controller_epoch} is over"), ResignController()]
@@ -446,7 +458,8 @@ class ControllerCore:
         effects += self._failover.end_waits(now)
         effects += self._failover.replace(verdict.behind, verdict.cut_off, now)
         effects += self.repartitioning.due(now)
-        if self._failover.has_more:
+        effects += self._reassigning.due(now)
+        if self._failover.has_more or self._reassigning.has_more:
             self._go_on_at = now
         return effects
 

@@ -336,7 +336,7 @@ def _partition_form(
     number: int, partition: Partition, progress: ReplicaReport, said: Mapping[BrokerId, ReplicaReport]
 ) -> op.PartitionDescription:
     replicas = progress.get("replicas_progress") or {}
-    return {
+    form: op.PartitionDescription = {
         "partition": number,
         "incarnation": partition.incarnation,
         "state": partition.state.value,
@@ -368,6 +368,15 @@ def _partition_form(
         },
         "bytes_on_disk": _bytes_of(said.values()),
     }
+    moving = partition.reassignment
+    if moving is not None:
+        form["reassignment"] = {
+            "target": [*moving.target],
+            "original": [*moving.original],
+            "started": moving.is_started,
+            "cancelled": moving.is_cancelled,
+        }
+    return form
 
 
 def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, ReplicaReport]) -> op.MovedPartition:
@@ -597,7 +606,7 @@ def cluster_form(
                     offline_count += 1
                     if len(offline) < MAX_NAMED:
                         offline.append(_offline_form(f"{name}/{number}", partition))
-                if len(partition.isr) < len(partition.replicas):
+                if len(partition.isr) < partition.copies:
                     under_replicated_count += 1
                     if len(under_replicated) < MAX_NAMED:
                         under_replicated.append(f"{name}/{number}")

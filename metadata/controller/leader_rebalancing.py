@@ -135,6 +135,13 @@ class LeaderRebalancing:
         """Whether a move of the partition's leadership is under way."""
         return key in self._under_way
 
+    def may_lead(self, broker: BrokerId, key: PartitionKey) -> bool:
+        """Whether its disk and its keys allow it to do a leader's work, as far as is known."""
+        stream = self._state.streams.get(key.stream)
+        is_fit = broker not in self._hanging and broker not in self._stopping
+        lacks_key = stream is not None and self._lacks_key(broker, stream.settings)
+        return is_fit and not lacks_key and self._rooms.get(broker) is not Room.FULL
+
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
         """Returns the brokers for new replicas: those not known to lack room, to hang or to be stopping, if there are
         `enough`; else those that are not stopping, if these are enough; else all."""

@@ -50,6 +50,8 @@ class MetadataSettings:
     repartition_adoption_timeout_s: float = 30.0
     """A repartition is finished so long after all partitions have told of the cutover, if clients have not told
     before that they know of it (R60)."""
+    moves_per_broker: int = 4
+    """Partitions that get other replicas copy at a time: so many to or from each broker. The others wait (R84)."""
     bootstrap_wait_s: float = 2.0
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
     cluster or founder of the namespace was heard (R41). Brokers that have much to do answer late. The same for all

@@ -47,6 +47,7 @@ from metadata.controller.restart_order import restart_order
 from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.foreign_subjects import check_subject_uncaptured, check_subject_unserved
 from metadata.runtime.moves import LeaderMoves
+from metadata.runtime.reassignment_answers import ReassignmentAdmin
 from metadata.runtime.rounds import Rounds
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
@@ -200,7 +201,8 @@ class Admin:
         self.repartitions = RepartitionAdmin(
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
-        """Holds further handlers."""
+        self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas)
+        """Both hold further handlers."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

@@ -237,9 +237,14 @@ class MetadataService:
         """No producer without transactions has been given this id or a higher one, as far as applied here."""
         return self.state.next_producer_id
 
-    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
-        """The partition was made by a decision that was lost when the cluster began anew."""
-        return self.state.is_of_lost_decisions(key)
+    @property
+    def generation(self) -> Generation:
+        """The generation of the cluster state that is applied."""
+        return self.state.generation
+
+    def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
+        """See `Cluster.is_of_lost_decisions`."""
+        return self.state.is_of_lost_decisions(key, assigned_at)
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""

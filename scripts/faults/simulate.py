@@ -273,6 +273,7 @@ def hunt(order: tuple[int, int, int | None]) -> Sight:
         and (mutant.scenario is None or scenario_of(seed, asked) == mutant.scenario)
         and (not mutant.in_transactions or has_transactions(seed))
         and (not mutant.in_repartitions or plan_of(seed).has_repartitions)
+        and (not mutant.in_reassignments or plan_of(seed).has_reassignments)
     )
     seeds = others if recorded is None else chain([recorded], others)
     broken_anyway: list[int] = []

@@ -623,6 +623,10 @@ class MetadataScript:
             case "finish_repartition":
                 finish = command.finish_repartition
                 return f"finish {finish.name} version {finish.version} (epoch {finish.controller_epoch})"
+            case "start_reassignments" | "complete_reassignments" as kind:
+                steps: pb.StartReassignments | pb.CompleteReassignments = getattr(command, kind)
+                of = " ".join(f"{item.partition.stream}/{item.partition.partition}" for item in steps.items)
+                return f"{kind.removesuffix('_reassignments')} {of} (epoch {steps.controller_epoch})"
             case kind:
                 return str(kind)
 

@@ -20,6 +20,7 @@ from tests.simulation.scenarios.running import ScenarioRun
 from tests.simulation.users.forger import Forger
 from tests.simulation.users.keyed import READERS
 from tests.simulation.users.members import MEMBERS
+from tests.simulation.users.reassignments import CHANGES as MOVES
 from tests.simulation.users.repartitions import CHANGES
 from tests.simulation.users.transactors import TRANSACTORS
 
@@ -195,6 +196,14 @@ def with_repartitions(schedule: list[Fault], rng: Random, duration: float) -> li
         for _ in range(rng.randrange(4))
     ]
     return [*schedule, *changes, *readers]
+
+
+def with_reassignments(schedule: list[Fault], rng: Random, duration: float) -> list[Fault]:
+    """Partitions get other replicas, in the middle of everything else, which is thinned in some runs."""
+    moves = [
+        Fault(at=rng.random() * duration, kind="reassign", detail=rng.choice(MOVES)) for _ in range(rng.randrange(1, 5))
+    ]
+    return [*schedule[:: rng.choice((1, 1, 2, 4))], *moves]
 
 
 MEMBER_FAULTS = ("pause", "pause", "kill", "kill", "leave", "slow", "cut", "cut", "move")
@@ -625,6 +634,10 @@ def _repartition(fault: Fault, cluster: Cluster) -> bool:
     return cluster.repartitioner.change(fault.detail)
 
 
+def _reassign(fault: Fault, cluster: Cluster) -> bool:
+    return cluster.reassigner.change(fault.detail)
+
+
 def _reader(fault: Fault, cluster: Cluster) -> bool:
     readers, number = cluster.readers, fault.number
     if readers is None:
@@ -718,5 +731,6 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "member": _member,
     "transactor": _transactor,
     "repartition": _repartition,
+    "reassign": _reassign,
     "reader": _reader,
 }

@@ -60,7 +60,7 @@ from dataplane.replica.leader.quota import Quota
 from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.leader.settled_start import SettledStart
 from dataplane.replica.replica_refusals import answer_without_epoch
-from metadata.cluster import election
+from metadata.cluster import election, reassignment
 from metadata.cluster.model import Stream
 from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
 from metadata.commands.cluster_state import ClusterState
@@ -72,6 +72,7 @@ from metadata.controller.failover import Failover
 from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.lease import Lease
 from metadata.controller.liveness import Liveness
+from metadata.controller.reassignments import Reassigning
 from metadata.controller.repartitions import Repartitioning
 from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
@@ -111,12 +112,63 @@ def _mutant(
     scenario: str | None = None,
     in_transactions: bool = False,
     in_repartitions: bool = False,
+    in_reassignments: bool = False,
 ) -> Mutant:
     """`edits`: (function, text in its source, text in place of it). `rules`: those that it breaks."""
-    return Mutant(name, tuple(Edit(*edit) for edit in edits), rules, scenario, in_transactions, in_repartitions)
+    found = tuple(Edit(*edit) for edit in edits)
+    return Mutant(name, found, rules, scenario, in_transactions, in_repartitions, in_reassignments)
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "the old replicas are dropped before the new ones are in the ISR",
+        (reassignment.why_not_complete, "len(moving.target))", "1)"),
+        rules=("R84",),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "replicas are removed within a LeaderEpoch",
+        (reassignment._with_replicas, "if is_cut else moved", "if False else moved"),
+        rules=("R84",),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "a learner counts for min ISR",
+        (Commits.advance, "members = len(state.isr.members)", "members = len(state.view.replicas)"),
+        rules=("R14", "R84"),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "a learner is elected",
+        (election.candidates, "(partition.isr, partition.eligible)", "(partition.replicas,)"),
+        (election.chosen_leader, "(partition.isr, partition.eligible)", "(partition.replicas,)"),
+        rules=("R21", "R84"),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "a cancelled move drops members of the ISR that others are not enough without",
+        (reassignment.why_not_complete, "(min_isr if moving.is_cancelled else", "(1 if moving.is_cancelled else"),
+        rules=("R85",),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "a replica that is removed leaves its log",
+        (Broker._leave, "self._leaving[key] = task", "task.cancel()\n    self._leaving[key] = task"),
+        rules=("R86",),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "a replica that comes back does not wait for the removal of its log",
+        (Broker._reconcile, "view.key in self._leaving", "False"),
+        rules=("R86",),
+        in_reassignments=True,
+    ),
+    _mutant(
+        "the controller forgets reassignments of the controller before it",
+        (Reassigning.begin, "partition.reassignment is not None", "False"),
+        rules=("R84",),
+        in_reassignments=True,
+    ),
     _mutant(
         "a follower truncates to the HW without asking the leader",
         (

@@ -33,6 +33,8 @@ class Mutant:
     """It is hunted in runs with transactions."""
     in_repartitions: bool = False
     """It is hunted in runs with repartitions."""
+    in_reassignments: bool = False
+    """It is hunted in runs with reassignments."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -24,6 +24,10 @@ REPARTITIONS_SHARE = 0.5
 """Of the runs without a scenario, of streams that are not compacted."""
 
 
+REASSIGNMENTS_SHARE = 0.3
+"""Of the runs without a scenario."""
+
+
 def draw_transactions(rng: Random, scenario: str | None) -> bool:
     return scenario is None and rng.random() < TRANSACTIONS_SHARE
 
@@ -75,6 +79,8 @@ class RunPlan:
     """An operator changes the number of the first stream's partitions, producers write keys, and a group reads them in
     their order."""
     adoption_timeout_s: float = 30.0
+    has_reassignments: bool = False
+    """An operator gives partitions other replicas, of four brokers."""
     ships_raft: bool = False
     """The metadata group runs on the shipped Raft, not on a model."""
     tombstone_retention_ms: int = 0
@@ -176,6 +182,21 @@ class RunPlan:
         if scenario is not None or self.keys or self.retention or rng.random() >= REPARTITIONS_SHARE:
             return self
         return replace(self, has_repartitions=True, adoption_timeout_s=timeout, duration=max(self.duration, 3.0))
+
+    def reassigning(self, rng: Random, scenario: str | None) -> RunPlan:
+        """Some runs have an operator who gives partitions other replicas."""
+        if scenario is not None or rng.random() >= REASSIGNMENTS_SHARE:
+            return self
+        factor = rng.choice((3, 3, 2))
+        return replace(
+            self,
+            has_reassignments=True,
+            brokers=4,
+            replication_factor=factor,
+            min_isr=min(self.min_isr, factor),
+            duration=max(self.duration, 3.0),
+            asked=self.asked if factor == 3 else self.durability,
+        )
 
     def shipping(self, rng: Random, scenario: str | None) -> RunPlan:
         """Some runs without a scenario have the shipped Raft below them; scenarios rely on the model."""

@@ -35,6 +35,7 @@ from tests.simulation.faults import (
     draw_operator,
     draw_scenario,
     with_programs,
+    with_reassignments,
     with_repartitions,
 )
 from tests.simulation.invariants import Invariants
@@ -52,6 +53,7 @@ from tests.simulation.users.clients import Workload
 from tests.simulation.users.keyed import DEAF_SHARE, KeyedProducer, KeyReaders
 from tests.simulation.users.members import SimGroup, small_groups
 from tests.simulation.users.operators import Operator
+from tests.simulation.users.reassignments import Reassigner
 from tests.simulation.users.repartitions import Repartitioner
 from tests.simulation.users.transactors import SimTransactors, small_transactions
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
@@ -142,6 +144,7 @@ def _drawn(seed: int, rng: Random, asked: str | None) -> RunPlan:
     plan = plan.grouping(Random(f"group of {seed}"), scenario)
     plan = plan.transacting(_rng_of_transactions(seed), scenario)
     plan = plan.repartitioning(Random(f"repartitions of {seed}"), scenario)
+    plan = plan.reassigning(Random(f"reassignments of {seed}"), scenario)
     plan = plan.shipping(Random(f"Raft of {seed}"), scenario)
     return plan.of_later_scenario(scenario) if scenario in _LATER else plan
 
@@ -170,6 +173,8 @@ class Cluster:
                 schedule += draw_lost_files(Random(f"lost files of {world.seed}"), names, self.plan.duration)
             if self.plan.has_repartitions and scenario is None:
                 schedule = with_repartitions(schedule, Random(f"changes of {world.seed}"), self.plan.duration)
+            if self.plan.has_reassignments and scenario is None:
+                schedule = with_reassignments(schedule, Random(f"moves of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
         self.world = world
@@ -250,6 +255,7 @@ class Cluster:
         self.readers = KeyReaders(self.clients, self.subjects, settings) if self.plan.has_repartitions else None
         self.key_producers: list[KeyedProducer] = []
         self.repartitioner = Repartitioner(self.clients)
+        self.reassigner = Reassigner(self.workloads, names)
         metadata_settings = QUICK_METADATA if self.plan.quick else USUAL_METADATA
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
@@ -494,8 +500,9 @@ class Cluster:
                 return f"{key} has ends {sorted(ends)}"
             if partition.readonly:
                 return f"{key} is read-only"
-        if (unsettled := self.operator.unsettled() or self.repartitioner.unsettled()) is not None:
-            return unsettled
+        for operator in (self.operator, self.repartitioner, self.reassigner):
+            if (unsettled := operator.unsettled()) is not None:
+                return unsettled
         waiting = sum(clients.open for clients in self.workloads)
         if waiting:
             return f"{waiting} records have no answer"

@@ -20,7 +20,7 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack, cast, overload, runtime_checkable
 
 from tidelog.client.admin.copied_stream import CopiedStream, CopyRequest, copy_stream
-from tidelog.client.admin.stream_admin import Admin, EnsuredStream, check_offsets, partition_numbers
+from tidelog.client.admin.stream_admin import Admin, EnsuredStream, check_offsets, partition_numbers, replica_targets
 from tidelog.client.base.arguments import (
     bad,
     check_flag,
@@ -82,6 +82,13 @@ from wire.operations.partition_operations import (
     ChangedPartition,
     Repartitioned,
     RepartitionStatus,
+)
+from wire.operations.reassignment_operations import (
+    CLUSTER_MOVES,
+    STREAM_REASSIGN,
+    STREAM_REASSIGN_CANCEL,
+    Moves,
+    Reassigned,
 )
 from wire.operations.replica_operations import CLUSTER_RESTART_ORDER, ReplicaList, RestartVerdict
 from wire.operations.transaction_operations import (
@@ -443,6 +450,34 @@ class Client:
         """
         self._check_open()
         return await self._api.call(STREAM_REPARTITION_CANCEL, stream_name(stream))
+
+    async def reassign(self, stream: str, replicas: Mapping[int, Sequence[str]], dry_run: bool = False) -> Reassigned:
+        """Give partitions of a living stream other replicas: by partition, the ids of the brokers, the preferred leader
+        first. Brokers that are added copy the log; when all are in sync the former ones go. With `dry_run` nothing is
+        changed: the answer's `plan` tells what would be copied. Returns when the reassignments are begun; `moves` tells
+        how far they are. To repeat it does no harm.
+
+        Raises UnknownStream, BadRequest (a broker that is not known or not alive, or is named twice; another number of
+        brokers than the stream has replicas), Unavailable (a partition changed meanwhile; ask again), NoServer.
+        """
+        self._check_open()
+        check_flag("dry_run", dry_run)
+        targets = replica_targets(replicas)
+        return await self._api.call(STREAM_REASSIGN, name=stream_name(stream), targets=targets, dry_run=dry_run)
+
+    async def cancel_reassignment(self, stream: str, partitions: Iterable[int] | None = None) -> Moves:
+        """Give up the reassignments of partitions (None: all that are under way): they go back to the replicas that
+        they had, and what was added goes as soon as nothing that is committed is on it alone. Raises UnknownStream,
+        BadRequest (no such partition), Unavailable, NoServer."""
+        self._check_open()
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        return await self._api.call(STREAM_REASSIGN_CANCEL, name=stream_name(stream), partitions=numbers)
+
+    async def moves(self, stream: str | None = None) -> Moves:
+        """The partitions that get other replicas (of one stream, or of all), and how far they are. Raises
+        UnknownStream, NoServer."""
+        self._check_open()
+        return await self._api.call(CLUSTER_MOVES, stream=None if stream is None else stream_name(stream))
 
     async def delete_records(
         self, stream: str, before: Mapping[int, int | Literal["latest"]]

@@ -32,6 +32,10 @@ REPARTITION_PREPARED = "repartition_prepared"
 REPARTITION_CANCELLED = "repartition_cancelled"
 REPARTITION_CUTOVER = "repartition_cutover"
 REPARTITION_FINISHED = "repartition_finished"
+REASSIGNMENT_BEGUN = "reassignment_begun"
+REASSIGNMENT_STARTED = "reassignment_started"
+REASSIGNMENT_COMPLETED = "reassignment_completed"
+REASSIGNMENT_CANCELLED = "reassignment_cancelled"
 EVENTS_LOST = "events_lost"
 
 
@@ -83,6 +87,10 @@ class ActivityEvent(TypedDict, total=False):
     unclean: bool
     """An operator let a replica lead that may lack committed records."""
     isr: list[str]
+    replicas: list[str]
+    """The replicas of a partition that gets others, after the event."""
+    target: list[str]
+    """The replicas that it is to have."""
     changed: list[str]
     """The members that left the ISR, or joined it."""
     reason: str

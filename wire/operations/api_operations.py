@@ -28,6 +28,7 @@ from wire.operations.partition_operations import (
     RepartitionState,
     RepartitionStatus,
 )
+from wire.operations.reassignment_operations import CLUSTER_MOVES, STREAM_REASSIGN, STREAM_REASSIGN_CANCEL
 from wire.operations.replica_operations import CLUSTER_RESTART_ORDER, REPLICA_LIST
 from wire.operations.transaction_operations import (
     TRANSACTION_ABORT,
@@ -107,6 +108,17 @@ class WithdrawnReplica(TypedDict):
     reason: str
 
 
+class ReassignmentForm(TypedDict):
+    target: list[str]
+    """The replicas that the partition is to have."""
+    original: list[str]
+    """Those that it had."""
+    started: bool
+    """The ones that are added copy; else it waits for its turn."""
+    cancelled: bool
+    """It goes back to the original ones."""
+
+
 class PartitionDescription(TypedDict):
     partition: int
     incarnation: int
@@ -133,6 +145,8 @@ class PartitionDescription(TypedDict):
     replicas_progress: dict[str, ReplicaProgress]
     bytes_on_disk: int | None
     """The sum over its replicas whose brokers answer; None: none does."""
+    reassignment: NotRequired[ReassignmentForm]
+    """It gets other replicas; `replicas` has both sets meanwhile."""
 
 
 class LayoutForm(TypedDict):
@@ -905,10 +919,19 @@ _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
 _OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
 _OF_REPARTITIONS = (STREAM_REPARTITION, STREAM_REPARTITION_STATUS, STREAM_REPARTITION_CANCEL)
 _OF_REPLICAS = (REPLICA_LIST, CLUSTER_RESTART_ORDER)
+_OF_REASSIGNMENTS = (STREAM_REASSIGN, STREAM_REASSIGN_CANCEL, CLUSTER_MOVES)
 _OF_TRANSACTIONS = (TRANSACTION_COORDINATOR, TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT)
 
 OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
     operation.name: operation
-    for operation in (*_HERE, *_OF_PARTITIONS, *_OF_REPARTITIONS, *_OF_REPLICAS, *_OF_TRANSACTIONS)
+    for group in (
+        _HERE,
+        _OF_PARTITIONS,
+        _OF_REPARTITIONS,
+        _OF_REASSIGNMENTS,
+        _OF_REPLICAS,
+        _OF_TRANSACTIONS,
+    )
+    for operation in group
 }
 """By name."""

@@ -29,6 +29,7 @@ from wire.types import (
     BrokerId,
     Buffer,
     CutoverReport,
+    Generation,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -126,8 +127,15 @@ class MetadataPort(Protocol):
         """No producer without transactions has been given this id or a higher one, as far as is applied here."""
         ...
 
-    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
-        """The partition was made by a decision that was lost when the cluster began anew."""
+    @property
+    def generation(self) -> Generation:
+        """The generation of the cluster state that is applied."""
+        ...
+
+    def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
+        """The partition may have been made, or given to this broker, by a decision that was lost when the cluster began
+        anew. `assigned_at`: the generation of the state by which this broker has it; None: an earlier process had it.
+        """
         ...
 
 

@@ -285,6 +285,8 @@ class DataDir:
         is_there = self.files.is_directory(directory)
         removed = directory.with_name(directory.name + (SET_ASIDE_SUFFIX if sets_aside else _REMOVED_SUFFIX))
         try:
+            if not sets_aside:
+                self.files.remove_tree(removed)  # the rest of a removal that failed
             if is_there:
                 self.files.rename(directory, removed)
                 self.files.sync_directory(directory.parent)

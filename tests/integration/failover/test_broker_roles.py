@@ -63,6 +63,7 @@ from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,
     CutoverReport,
+    Generation,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -129,7 +130,11 @@ class Metadata:
     def next_producer_id(self) -> int:
         return FIRST_TRANSACTIONAL_ID
 
-    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+    @property
+    def generation(self) -> Generation:
+        return Generation(1)
+
+    def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         return False
 
 

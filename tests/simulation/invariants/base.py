@@ -195,6 +195,9 @@ class Invariant:
     def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
         """Its log is open; after every turn."""
 
+    def on_left(self, broker: SimBroker, key: PartitionKey) -> None:
+        """The broker has no part in the partition any more, and removes its log."""
+
     def on_wipe(self, broker: SimBroker) -> None:
         """The broker's disk is another, empty one."""
 

@@ -44,6 +44,7 @@ from tests.simulation.invariants.metadata import (
     NoMassDeath,
     OneControllerEpoch,
     PartitionState,
+    ReassignmentsKeepCopies,
 )
 from tests.simulation.invariants.operators import OnlyCommittedIsDeleted, ReadonlyTakesNothing
 from tests.simulation.invariants.replicas import (
@@ -107,6 +108,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     NoMassDeath,
     IsrNeverEmpty,
     PartitionState,
+    ReassignmentsKeepCopies,
     OnlyDisksFailReplicas,
     SyncedStays,
     IsrMembersHoldCommitted,
@@ -223,6 +225,7 @@ class Invariants:
         self._on_log_start = self._that_override("on_log_start")
         self._on_log = self._that_override("on_log")
         self._on_wipe = self._that_override("on_wipe")
+        self._on_left = self._that_override("on_left")
         self._on_role = self._that_override("on_role")
         self._on_leading = self._that_override("on_leading")
         self._on_lead = self._that_override("on_lead")
@@ -296,6 +299,12 @@ class Invariants:
     def after_turn(self, broker: SimBroker) -> None:
         if broker.broker is None:
             return
+        for key in broker.broker._leaving:
+            seen = self._seen.get((broker.id, broker.lives, key))
+            if seen is not None and seen.end != -1:
+                seen.end = seen.start = -1
+                for invariant in self._on_left:
+                    invariant.on_left(broker, key)
         with broker.disk.as_written():
             for replica in tuple(broker.broker._replicas.values()):
                 self._look(broker, replica)

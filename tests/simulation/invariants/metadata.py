@@ -145,6 +145,32 @@ class PartitionState(Invariant):
             self.broken(str(error))
 
 
+class ReassignmentsKeepCopies(Invariant):
+    """To clients: what a change of the replicas removes was not needed. When it is over the replicas are its target,
+    all of them in the ISR, or, where it was cancelled, the original ones, and enough of those are. No other change of
+    a partition removes a replica."""
+
+    def on_partition(self, key: PartitionKey, old: Partition | None, new: Partition) -> None:
+        if old is None or old.incarnation != new.incarnation:
+            return
+        moving, left = old.reassignment, {*old.replicas} - {*new.replicas}
+        if moving is None and {*old.replicas} != {*new.replicas}:
+            self.broken(f"{key} had no other replicas to get, and went from {old} to {new}")
+        members = {*old.isr, *old.eligible}
+        min_isr = self.raft.truth.streams[key.stream].min_isr
+        if left & members and len(new.isr) < min_isr:
+            self.broken(f"{key} loses {', '.join(sorted(left & members))}, and goes from {old} to {new}")
+        if left and new.leader_epoch == old.leader_epoch:
+            self.broken(f"{key} loses {', '.join(sorted(left))} within LeaderEpoch {old.leader_epoch}: {old}, {new}")
+        if moving is None or new.reassignment is not None:
+            return
+        if new.replicas == moving.target and not moving.is_cancelled:
+            if new.isr != new.replicas:
+                self.broken(f"{key} has its new replicas, and not all are in the ISR: {old}, {new}")
+        elif new.replicas != moving.original:
+            self.broken(f"{key} was to go from {moving.original} to {moving.target}: {old}, {new}")
+
+
 class EpochsGrow(Invariant):
     """To brokers: every change has a higher PartitionEpoch, and no LeaderEpoch comes back."""
 

@@ -88,6 +88,9 @@ class SyncedStays(Invariant):
             if promised != (now := max(min(promised, end), log.durable_end)):
                 self._synced[place] = now
 
+    def on_left(self, broker: SimBroker, key: PartitionKey) -> None:
+        self._synced.pop((broker.id, key), None)
+
     def on_wipe(self, broker: SimBroker) -> None:
         for place in [place for place in self._synced if place[0] == broker.id]:
             del self._synced[place]
@@ -165,6 +168,9 @@ class KnownCommittedIsNotCut(Invariant):
 
     def on_failure(self, broker: SimBroker, replica: Replica) -> None:
         self._known.pop((broker.id, replica.key), None)
+
+    def on_left(self, broker: SimBroker, key: PartitionKey) -> None:
+        self._known.pop((broker.id, key), None)
 
     def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
         known = self._known.get((broker.id, replica.key), 0)

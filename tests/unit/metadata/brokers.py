@@ -349,7 +349,8 @@ class World:
                         get_type_hints(operation.answer).keys(),
                     )
                     assert told <= known
-                    assert known - told <= {"next", "notes"}  # there are no more pages, and nothing to note
+                    # There are no more pages, and nothing to note; nothing gets other replicas.
+                    assert known - told <= {"next", "notes", "reassignment"}
                     return json.loads(answer.data)
                 await asyncio.sleep(0.001)
 

@@ -10,6 +10,7 @@ import click
 
 from tidelog.cli.administration.recover import recover
 from tidelog.cli.administration.rotate_secret import rotate_secret
+from tidelog.cli.streams.reassign import moves
 from tidelog.cli.terminal.session import Work, cluster_command, console, counted, print_answer
 from tidelog.cli.terminal.setting_options import ClusterSettingsCommand, alteration_options, config_of
 from tidelog.cli.terminal.shown import shown
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def cluster() -> None:
-    """The state of the cluster, its defaults for new streams, and its secret."""
+    """The state of the cluster, its defaults for new streams, moves of partitions, and its secret."""
 
 
+cluster.add_command(moves)
 cluster.add_command(recover)
 cluster.add_command(rotate_secret)
 

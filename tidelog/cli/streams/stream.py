@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tidelog.cli.streams.reassign import reassign
 from tidelog.cli.streams.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
 from tidelog.cli.streams.stream_copy import copy
 from tidelog.cli.terminal.name_completion import stream_names
@@ -208,6 +209,7 @@ def alter(
     run(server, namespace, work)
 
 
+stream.add_command(reassign)
 stream.add_command(repartition)
 stream.add_command(copy)
 

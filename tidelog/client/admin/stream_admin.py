@@ -42,6 +42,18 @@ def partition_numbers(partitions: Iterable[int]) -> list[int]:
     return numbers
 
 
+def replica_targets(replicas: object) -> dict[str, list[str]]:
+    """Raises BadRequest."""
+    if not isinstance(replicas, Mapping) or not replicas:
+        raise bad(f"replicas={shown(replicas)} name no partitions; give brokers such as {{0: ['b1', 'b2', 'b3']}}")
+    found: dict[str, list[str]] = {}
+    for number, brokers in replicas.items():
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
+        check_texts(f"replicas[{number}]", brokers, "['b1', 'b2']")
+        found[str(number)] = [*brokers]
+    return found
+
+
 def check_offsets(before: object) -> None:
     if not isinstance(before, Mapping) or not before:
         raise bad(f"before={shown(before)} is no mapping of partitions to offsets; give one such as {{0: 1000}}")

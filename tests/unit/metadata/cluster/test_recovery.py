@@ -9,7 +9,7 @@ from metadata.commands.cluster_state import ClusterState
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
-from wire.types import BrokerId, Incarnation, StreamName
+from wire.types import BrokerId, Generation, Incarnation, StreamName
 
 
 def recovered(cluster: Cluster) -> Cluster:
@@ -29,12 +29,27 @@ def test_what_the_lost_decisions_made_is_known_by_its_number() -> None:
     cluster.create("t", ["a"])
     state = cluster.state
     lost = Incarnation(before + 1)
-    assert state.is_of_lost_decisions(replace(known, stream=StreamName("u"), stream_incarnation=lost))
-    assert state.is_of_lost_decisions(replace(known, partition=7, partition_incarnation=lost))
-    assert not any(map(state.is_of_lost_decisions, (known, cluster.key(name="t"))))
+    assert state.is_of_lost_decisions(replace(known, stream=StreamName("u"), stream_incarnation=lost), before)
+    assert state.is_of_lost_decisions(replace(known, partition=7, partition_incarnation=lost), before)
+    assert not any(state.is_of_lost_decisions(key, before) for key in (known, cluster.key(name="t")))
     again = ClusterState()
     again.restore(state.snapshot())
-    assert again.is_of_lost_decisions(replace(known, stream_incarnation=lost))
+    assert again.is_of_lost_decisions(replace(known, stream_incarnation=lost), before)
+
+
+def test_a_log_that_a_lost_decision_may_have_placed_on_a_broker_is_known() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    known, before = cluster.key(), cluster.state.generation
+    assert not cluster.state.is_of_lost_decisions(known, None)
+    recovered(cluster)
+    state = cluster.state
+    assert state.is_of_lost_decisions(known, Generation(before + 1))
+    assert not state.is_of_lost_decisions(known, Generation(state.generation + 1))
+    # A log of an earlier process may have been placed by one.
+    assert state.is_of_lost_decisions(known, None)
+    cluster.delete()
+    assert not state.is_of_lost_decisions(known, None)
 
 
 def test_a_folder_whose_broker_was_registered_by_a_lost_decision_proves_what_it_holds() -> None:

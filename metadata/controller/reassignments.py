@@ -1,0 +1,252 @@
+"""Reassignments of partitions in use, as the controller drives them: which of them copy, and when each is over. Events
+in, effects out.
+
+    waiting      started when each broker that takes part has fewer than `moves_per_broker` partitions that copy to it
+                 or from it; those that were begun first come first
+    copying      followers catch up, and join the ISR by their leader's proposals
+    in sync      the whole target is in the ISR. Where another replica leads, the leadership moves to one of the target,
+                 the first that can lead, as an operator would move it (`metadata.runtime.moves`)
+    complete     proposed when nothing is missing any more (`metadata.cluster.reassignment.why_not_complete`)
+
+A cancelled one goes the same way back, and waits for less. Everything that is decided is in the applied state, so a new
+controller goes on where the last one was. A command that is refused or lost is proposed anew, at the latest
+`DECISION_RETRY_S` later, and a move that failed is tried again after a pause that doubles.
+
+A broker that is dead takes up no room: its partitions copy on when it is back, and others start meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from typing import Any, Final
+
+from metadata.cluster.model import Changes, Partition
+from metadata.cluster.reassignment import in_sync, why_not_complete
+from metadata.cluster.references import ref_of
+from metadata.commands.cluster_state import ClusterState
+from metadata.controller.controller_effects import Effect, MoveLeader, Note, Propose
+from metadata.controller.failover import DECISION_RETRY_S
+from metadata.controller.metadata_settings import MetadataSettings
+from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
+from wire.turns import LOOKS
+from wire.types import BrokerId, Generation, LeaderMove, PartitionKey
+
+MAX_MOVES: Final = 16
+"""Limit of the leaderships that move at a time."""
+MAX_ITEMS: Final = 200
+"""Limit of the partitions of one command."""
+LOOKED_AT: Final = 500
+"""Waiting reassignments that one decision looks at; the next one looks at others."""
+MOST_STARTED: Final = 500
+"""Limit of the partitions that copy, or wait for a leader of their target, at a time."""
+SHORTEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+MOST_NAMED: Final = 5
+
+
+@dataclass(slots=True)
+class _Watched:
+    begun: Generation
+    is_cancelled: bool
+    retry_at: float = -inf
+    """A proposed command is waited for until then, or the next move of the leader begins then."""
+    failed: Retry = field(default_factory=lambda: Retry(SHORTEST_PAUSE_S, LONGEST_PAUSE_S, chance=None))
+
+
+class Reassigning:
+    """Proposes the steps of reassignments. `state` is read only. `may_lead(broker, key)`: whether its disk and its keys
+    allow it; `propose` makes the effect that proposes a command; `epoch()`: the controller epoch of this broker, 0
+    while it is not the controller."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        settings: MetadataSettings,
+        *,
+        may_lead: Callable[[BrokerId, PartitionKey], bool],
+        propose: Callable[[pb.Command], Propose],
+        epoch: Callable[[], int],
+    ) -> None:
+        self._state = state
+        self._most_at_broker = settings.moves_per_broker
+        self._may_lead = may_lead
+        self._propose = propose
+        self._epoch = epoch
+        self._waiting: dict[PartitionKey, _Watched] = {}
+        """Those that were begun first come first, once it is sorted."""
+        self._is_sorted = True
+        self._position = 0
+        """How many of the waiting ones, from the first on, were looked at since the last one that was left."""
+        self._started: dict[PartitionKey, _Watched] = {}
+        self._moving: dict[PartitionKey, LeaderMove] = {}
+        self._walk: Iterator[list[PartitionKey]] | None = None
+        """The rest of a walk through all partitions, at the beginning of a controller epoch."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last call left some partitions that were not looked at."""
+        return self._walk is not None
+
+    def begin(self) -> None:
+        """A controller epoch of this broker begins."""
+        self.end()
+        self._walk = self._state.walk(lambda partition: partition.reassignment is not None)
+
+    def end(self) -> None:
+        """The controller epoch of this broker is over; moves of leaders end by themselves."""
+        self._waiting.clear()
+        self._started.clear()
+        self._walk = None
+
+    def on_applied(self, changes: Changes) -> None:
+        for key in (*changes.partitions, *changes.gone):
+            self._look_at(key)
+
+    def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> bool:
+        """Returns whether it was a move of this one's."""
+        if self._moving.get(move.key) is not move:
+            return False
+        del self._moving[move.key]
+        watched = self._started.get(move.key)
+        if watched is not None and not moved:
+            watched.retry_at = now + watched.failed.failed()
+        return True
+
+    # Keeps R84, R85.
+    def due(self, now: float) -> list[Effect]:
+        """Returns the effects that are due now. A call looks at some reassignments, and the next one at others."""
+        self._go_on_with_walk()
+        if not self._waiting and not self._started:
+            return []
+        complete: list[PartitionKey] = []
+        effects: list[Effect] = []
+        busy: Counter[BrokerId] = Counter()
+        for key, watched in [*self._started.items()]:
+            partition, min_isr = self._state.partition(key), self._min_isr(key)
+            if partition is None or partition.reassignment is None:
+                continue  # the state is ahead of the changes that `on_applied` has received
+            busy.update(self._busy_with(partition))
+            if now < watched.retry_at:
+                continue
+            if why_not_complete(partition, min_isr) is None:
+                if len(complete) < MAX_ITEMS:
+                    watched.retry_at = now + DECISION_RETRY_S
+                    complete.append(key)
+            elif (move := self._move(key, partition, min_isr)) is not None:
+                self._moving[key] = move
+                effects.append(MoveLeader(move))
+        if complete:
+            effects += self._step(
+                "complete_reassignments", pb.CompleteReassignments, complete, "are left by their former replicas"
+            )
+        start = self._to_start(busy, now)
+        if start:
+            effects += self._step("start_reassignments", pb.StartReassignments, start, "begin to copy to other brokers")
+        return effects
+
+    def _to_start(self, busy: Counter[BrokerId], now: float) -> list[PartitionKey]:
+        """Returns waiting reassignments that may start beside those that copy; `busy`: how many copy to or from a
+        broker."""
+        if not self._is_sorted:
+            order = sorted(self._waiting.items(), key=lambda found: (found[1].begun, found[0]))
+            self._waiting, self._is_sorted, self._position = dict(order), True, 0
+        if self._position >= len(self._waiting):
+            self._position = 0
+        start: list[PartitionKey] = []
+        looked_at = islice(self._waiting.items(), self._position, self._position + LOOKED_AT)
+        self._position += LOOKED_AT
+        for key, watched in looked_at:
+            if len(start) + len(self._started) >= MOST_STARTED or len(start) >= MAX_ITEMS:
+                break
+            partition = self._state.partition(key)
+            if partition is None or partition.reassignment is None:
+                continue
+            copying = self._would_copy(partition)
+            if any(not self._state.is_alive(broker) or busy[broker] >= self._most_at_broker for broker in copying):
+                continue
+            busy.update(copying)
+            if now >= watched.retry_at:
+                watched.retry_at = now + DECISION_RETRY_S
+                start.append(key)
+        return start
+
+    def _would_copy(self, partition: Partition) -> list[BrokerId]:
+        """Returns the brokers that take part when the waiting reassignment starts: those that copy, and the one that
+        they copy from."""
+        moving = partition.reassignment
+        assert moving is not None
+        added = [broker for broker in moving.target if broker not in partition.isr]
+        return [*added, partition.leader] if added and partition.leader is not None else added
+
+    def _busy_with(self, partition: Partition) -> list[BrokerId]:
+        """Returns the live brokers that take part in the copying."""
+        moving = partition.reassignment
+        if moving is None or moving.is_cancelled:
+            return []
+        copying = [broker for broker in self._would_copy(partition) if self._state.is_alive(broker)]
+        return copying if any(broker != partition.leader for broker in copying) else []
+
+    def _move(self, key: PartitionKey, partition: Partition, min_isr: int) -> LeaderMove | None:
+        """Returns the move of the leadership that the reassignment waits for, if it can begin."""
+        moving, leader = partition.reassignment, partition.leader
+        if moving is None or leader is None or key in self._moving or len(self._moving) >= MAX_MOVES:
+            return None
+        sound = in_sync(partition)
+        if leader in sound or len(sound) < (min_isr if moving.is_cancelled else len(moving.target)):
+            return None
+        able = (broker for broker in sound if self._state.is_alive(broker) and self._may_lead(broker, key))
+        target = next(able, None)
+        if target is None:
+            return None
+        return LeaderMove(key=key, leader=leader, leader_epoch=partition.leader_epoch, target=target)
+
+    def _step(
+        self,
+        kind: str,
+        make: type[pb.StartReassignments | pb.CompleteReassignments],
+        keys: list[PartitionKey],
+        what: str,
+    ) -> Iterable[Effect]:
+        items = [
+            pb.ReassignmentStep(partition=ref_of(key), expected_epoch=partition.epoch)
+            for key in keys
+            if (partition := self._state.partition(key)) is not None
+        ]
+        names = ", ".join(f"{key.stream}/{key.partition}" for key in keys[:MOST_NAMED])
+        yield Note(f"{len(keys)} partitions {what}: {names}{', …' if len(keys) > MOST_NAMED else ''}")
+        body: Any = {kind: make(controller_epoch=self._epoch(), items=items)}
+        yield self._propose(pb.Command(**body))
+
+    def _min_isr(self, key: PartitionKey) -> int:
+        stream = self._state.streams.get(key.stream)
+        return 1 if stream is None else stream.min_isr
+
+    def _go_on_with_walk(self) -> None:
+        looks = 0
+        while self._walk is not None and looks < LOOKS:
+            keys = next(self._walk, None)
+            if keys is None:
+                self._walk = None
+                return
+            looks += 1 + len(keys)
+            for key in keys:
+                self._look_at(key)
+
+    def _look_at(self, key: PartitionKey) -> None:
+        partition = self._state.partition(key)
+        moving = partition.reassignment if partition is not None else None
+        if moving is None:
+            self._waiting.pop(key, None)
+            self._started.pop(key, None)
+            return
+        here, there = (self._started, self._waiting) if moving.is_started else (self._waiting, self._started)
+        there.pop(key, None)
+        known = here.get(key)
+        if known is None or known.begun != moving.begun or known.is_cancelled != moving.is_cancelled:
+            here[key] = _Watched(moving.begun, moving.is_cancelled)
+            self._is_sorted = moving.is_started and self._is_sorted

@@ -1,0 +1,157 @@
+"""`tidelog stream reassign` and `tidelog cluster moves` with a client that answers from a list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog.cli import main
+from tidelog.cli.streams import reassign
+from tidelog.cli.terminal import session
+from wire.operations.reassignment_operations import Move, Moves, PlannedMove
+
+PLAN: list[PlannedMove] = [
+    {
+        "partition": 0,
+        "replicas": ["b1", "b2", "b3"],
+        "target": ["b2", "b3", "b4"],
+        "added": ["b4"],
+        "removed": ["b1"],
+        "leader": "b1",
+        "bytes_to_copy": 5_000_000,
+    }
+]
+
+
+def move(state: str, behind: int | None = 10) -> Move:
+    return {
+        "stream": "s",
+        "partition": 0,
+        "state": state,
+        "original": ["b1", "b2", "b3"],
+        "target": ["b2", "b3", "b4"],
+        "leader": "b1",
+        "waits_for": "not in sync yet: b4",
+        "copies": [
+            {"broker": "b4", "in_sync": False, "log_end_offset": 5, "offsets_behind": behind, "bytes_behind": 2_000_000}
+        ],
+    }
+
+
+class FakeClient:
+    def __init__(self, plan: list[PlannedMove], answers: Sequence[list[Move]]) -> None:
+        self.plan = plan
+        self.answers = [*answers]
+        self.did: list[str] = []
+
+    async def reassign(self, name: str, wanted: Mapping[int, list[str]], dry_run: bool = False) -> dict[str, Any]:
+        self.did.append(f"{'plan' if dry_run else 'begin'} {name} {json.dumps(wanted)}")
+        return {"plan": self.plan, "moves": []}
+
+    async def cancel_reassignment(self, name: str) -> Moves:
+        self.did.append(f"cancel {name}")
+        return {"moves": [], "total": 0}
+
+    async def moves(self, name: str | None) -> Moves:
+        self.did.append(f"moves of {name or 'all'}")
+        found = self.answers.pop(0)
+        return {"moves": found, "total": len(found)}
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeClient]:
+    def begin(*answers: list[Move], plan: list[PlannedMove] = PLAN) -> FakeClient:
+        client = FakeClient(plan, answers)
+
+        def run(_server: str | None, _namespace: str, work: Callable[[Any], Awaitable[None]], **_: bool) -> None:
+            asyncio.run(work(client))  # type: ignore[arg-type] # a coroutine
+
+        for module in (reassign, session):
+            monkeypatch.setattr(module, "run", run)
+        monkeypatch.setattr(reassign, "POLL_S", 0.0)
+        return client
+
+    return begin
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    session.console.cache_clear()
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+ASKED = ("stream", "reassign", "s", "--partition", "0", "--replicas", "b2,b3,b4")
+
+
+def test_the_plan_is_shown_and_nothing_is_moved_without_a_yes(answering: Callable[..., FakeClient]) -> None:
+    client = answering()
+    exit_status, out, err = invoke(*ASKED)
+    assert (exit_status, client.did) == (2, ['plan s {"0": ["b2", "b3", "b4"]}'])
+    assert "│ 0 │ b1, b2, b3 │ b2, b3, b4 │ b4 │ b1 │" in " ".join(out.split())
+    assert "this gives 1 partition of stream s other replicas" in err
+    assert "--yes" in err
+    exit_status, out, _ = invoke(*ASKED, "--dry-run", "--json")
+    assert (exit_status, json.loads(out)) == (0, PLAN)
+
+
+def test_it_is_begun(answering: Callable[..., FakeClient]) -> None:
+    client = answering()
+    exit_status, out, _ = invoke(*ASKED, "--yes")
+    assert (exit_status, client.did[-1]) == (0, 'begin s {"0": ["b2", "b3", "b4"]}')
+    assert out.endswith("begun; `tidelog cluster moves` shows how far it is\n")
+    exit_status, out, _ = invoke(*ASKED, "--yes", "--json")
+    assert json.loads(out) == {"plan": PLAN, "moves": []}
+
+
+def test_partitions_that_are_there_already_need_no_yes(answering: Callable[..., FakeClient]) -> None:
+    answering(plan=[])
+    exit_status, out, _ = invoke(*ASKED)
+    assert (exit_status, out.endswith("nothing is to be moved\n")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--partition", "0"), "Missing option '--replicas'"),
+        (("--partition", "0", "--replicas", "b1", "--replicas", "b2"), "give them in pairs"),
+        (("--partition", "0", "--partition", "0", "--replicas", "b1", "--replicas", "b2"), "named twice"),
+        (("--partition", "0", "--replicas", "b1,,b2"), "is no list of brokers"),
+    ],
+)
+def test_wrong_pairs_are_refused(arguments: tuple[str, ...], told: str) -> None:
+    exit_status, _, err = invoke("stream", "reassign", "s", *arguments)
+    assert (exit_status, told in err) == (2, True)
+
+
+def test_moves_are_listed_with_what_they_wait_for(answering: Callable[..., FakeClient]) -> None:
+    answering([move("copying")], [])
+    exit_status, out, _ = invoke("cluster", "moves")
+    words = " ".join(out.split())
+    assert exit_status == 0
+    assert "s/0 │ copying │ b1, b2, b3 │ b2, b3, b4 │ b1 │ b4: 10 offsets," in words
+    assert "not in sync yet: b4" in words
+    assert invoke("cluster", "moves")[1] == "no partition gets other replicas\n"
+
+
+def test_moves_are_watched_until_all_are_over(answering: Callable[..., FakeClient]) -> None:
+    client = answering([move("copying")], [move("copying")], [move("in sync")], [])
+    exit_status, out, _ = invoke("cluster", "moves", "--watch", "--stream", "s")
+    assert (exit_status, client.did) == (0, ["moves of s"] * 4)
+    first, second, last = out.splitlines()
+    assert first.startswith("1 partition: 1 copying; ")
+    assert second.startswith("1 partition: 1 in sync; ")
+    assert last == "no partition gets other replicas"
+
+
+def test_moves_are_given_up(answering: Callable[..., FakeClient]) -> None:
+    client = answering([move("copying")], [move("going back")])
+    assert invoke("cluster", "moves", "--cancel")[0] == 2
+    assert client.did == []
+    exit_status, out, _ = invoke("cluster", "moves", "--cancel", "--yes")
+    assert (exit_status, client.did) == (0, ["moves of all", "cancel s", "moves of all"])
+    assert "going back" in out
