@@ -111,7 +111,7 @@ class ControllerCore:
         self.preferred = PreferredLeaders(
             state, why_not=self._rebalancing.why_not, is_moving=self._rebalancing.is_moving
         )
-        self._failover = Failover(state, settings, self._liveness, self._propose)
+        self._failover = Failover(state, settings, self._liveness, self._propose, self._spared)
         self.repartitioning = Repartitioning(
             state,
             settings,
@@ -365,6 +365,12 @@ class ControllerCore:
             if known.alive and not self._liveness.is_refused(broker)
         ]
 
+    def presume_stopping(self, brokers: Iterable[BrokerId]) -> None:
+        """Brokers that were stopping by the last probe of the controller before this one. Some of them may have ended
+        since, and answer no probe of this one."""
+        for broker in brokers:
+            self._rebalancing.on_stopping(broker, True)
+
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _holds(self, epoch: int) -> bool:
@@ -374,6 +380,12 @@ class ControllerCore:
             and state.controller == self._id
             and state.controller_life_id == self._life_id
         )
+
+    # Keeps R88.
+    def _spared(self) -> Collection[BrokerId]:
+        """Live brokers that are about to stop, while no live broker is known to stay; else none."""
+        stopping = self.stopping_brokers()
+        return stopping if stopping and not any(map(self._rebalancing.is_known_to_stay, self.live_brokers())) else ()
 
     def _propose(self, command: pb.Command) -> Propose:
         self._ticket += 1

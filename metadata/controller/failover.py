@@ -88,7 +88,8 @@ class _Suspicion:
 
 
 class Failover:
-    """Elections and declarations of death. `state` is read only. `propose` makes the effect that proposes a command."""
+    """Elections and declarations of death. `state` is read only. `propose` makes the effect that proposes a command.
+    `spared`: brokers that are neither declared dead nor replaced now."""
 
     def __init__(
         self,
@@ -96,11 +97,13 @@ class Failover:
         settings: MetadataSettings,
         liveness: Liveness,
         propose: Callable[[pb.Command], Propose],
+        spared: Callable[[], Collection[BrokerId]],
     ) -> None:
         self._state = state
         self._settings = settings
         self._liveness = liveness
         self._propose = propose
+        self._spared = spared
         self.controller_epoch = 0
         """The controller epoch of this broker; 0 while it is not the controller."""
         self._suspicions: dict[PartitionKey, _Suspicion] = {}
@@ -303,6 +306,9 @@ class Failover:
         """Declares these incarnations dead, unless a command that does is on its way. `is_asked_for`: they say that
         they leave."""
         due = [life for life in dead if self._dying.get(life, -inf) <= now]
+        if due:
+            spared = self._spared()
+            due = [life for life in due if life[0] not in spared]
         self._dying = {life: until for life, until in self._dying.items() if life in dead}
         if not due:
             return []
@@ -367,7 +373,10 @@ class Failover:
 
     def _elect(self, partitions: list[tuple[PartitionKey, Partition]], now: float, why: str) -> list[Effect]:
         items, keys = [], []
+        spared = self._spared() if partitions else ()
         for key, partition in partitions:
+            if partition.leader in spared:
+                continue
             epoch, until = self._electing.get(key, (LeaderEpoch(0), -inf))
             if epoch == partition.leader_epoch and now < until:
                 continue

@@ -103,9 +103,10 @@ class LeaderRebalancing:
     # others are there, no replica of a new partition. It goes on when it leads nothing that can move, after
     # `hand_over_timeout_s`, where no majority of the metadata group is there, or at a second signal. A controller gives
     # way to another voter. Then the broker says that it leaves; the controller declares this incarnation dead, so that
-    # no ISR waits for it, and it stops.
+    # no ISR waits for it, and it stops. While every live broker is stopping none of them is declared dead or
+    # replaced: the ISRs stay as they are, for whichever returns.
     # Hazard: A restart of one broker after the other stalls every partition as often as so many crashes do; a broker
-    # that never stops, because nobody can take over.
+    # that never stops, because nobody can take over; a stop of all that leaves one member in each ISR.
     # Not covered: Plain publishes that arrive between two leaders are stored by neither.
     def on_stopping(self, broker: BrokerId, is_stopping: bool) -> None:
         if is_stopping:
@@ -141,6 +142,10 @@ class LeaderRebalancing:
         is_fit = broker not in self._hanging and broker not in self._stopping
         lacks_key = stream is not None and self._lacks_key(broker, stream.settings)
         return is_fit and not lacks_key and self._rooms.get(broker) is not Room.FULL
+
+    def is_known_to_stay(self, broker: BrokerId) -> bool:
+        """Whether it has reported in this controller epoch, and is not about to stop."""
+        return broker in self._rooms and broker not in self._stopping
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
         """Returns the brokers for new replicas: those not known to lack room, to hang or to be stopping, if there are

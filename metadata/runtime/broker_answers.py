@@ -91,7 +91,6 @@ class ControllerRequests:
         # A generation proves the lease once it is applied, and a leader that it deposes must not believe in that lease.
         told = self._deliver_applied()
         state, now = context.state, context.monotonic()
-        context.stopping_brokers = frozenset(map(BrokerId, probe.stopping))
         # A probe that was meant for another incarnation of this broker may be a copy.
         if probe.incarnation == context.incarnation and not self._lease.on_probe(
             probe, controller_epoch=state.controller_epoch, generation=told.ended, now=now
@@ -102,6 +101,9 @@ class ControllerRequests:
                 context.broker_id, probe.controller_epoch, state.controller_epoch,
             )  # fmt: skip
         elif probe.incarnation == context.incarnation:
+            if probe.controller_epoch == state.controller_epoch:
+                # Keeps R88. A deposed controller may name brokers that have returned since.
+                context.stopping_brokers = frozenset(map(BrokerId, probe.stopping))
             context.clock.on_probe(probe, self._lease.age_of(probe.controller_epoch, probe.answered, now))
         connected_for = now - context.transport.connected_since
         roles = context.port.role_progress()

@@ -182,6 +182,7 @@ class ControllerDriver:
                 case SendProbe():
                     context.tasks.spawn(self._probe(effect))
                 case BecomeController():
+                    context.core.presume_stopping(context.stopping_brokers)
                     self._subscriptions.want(True)
                 case ResignController():
                     self._labels.clear()

@@ -4,8 +4,11 @@
             ─> it leads nothing that can move ─> if it is the controller: it gives way to another voter
             ─> leaving ─> its probe answers say so ─> the controller declares it dead: no ISR waits for it ─> it closes
 
-Each step has an end: after `hand_over_timeout_s` in all, or when no majority of the metadata group is there, the broker
-closes as it is. The controller finds it dead then, as after a crash.
+Each step has an end: the moves after `hand_over_timeout_s`, giving way after GIVE_WAY_TIMEOUT_S, leaving after
+LEAVE_TIMEOUT_S, and each of them when no majority of the metadata group is there. The broker closes as it is then, and
+the controller finds it dead, as after a crash. The closing of the logs comes after all that.
+
+Where all live brokers are stopping none leaves: the ISRs stay whole, for whichever returns.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ GIVE_WAY_TIMEOUT_S = 5.0
 """Limit of the wait for the next controller."""
 LEAVE_TIMEOUT_S = 2.0
 """Limit of the wait until this broker counts as dead."""
+OTHERS_TIMEOUT_S = 0.5
+"""A broker leaves at the earliest so long after it was told to stop: whoever stops all of them tells one after the
+other, and each knows of the others by the next probes."""
 
 
 class HandOver:
@@ -42,10 +48,10 @@ class HandOver:
         if context.incarnation is None:
             return
         context.is_stopping = True
-        deadline = context.monotonic() + context.settings.hand_over_timeout_s
-        await self._move_leaderships(deadline)
+        began = context.monotonic()
+        await self._move_leaderships(began + context.settings.hand_over_timeout_s)
         await self._give_way()
-        await self._leave()
+        await self._leave(began + OTHERS_TIMEOUT_S)
 
     async def _move_leaderships(self, deadline: float) -> None:
         context, broker = self._context, self._context.broker_id
@@ -104,11 +110,23 @@ class HandOver:
         _log.info("controller %s gives way to another voter before it stops", context.broker_id)
         await self._until(lambda: state.controller != context.broker_id, GIVE_WAY_TIMEOUT_S)
 
-    async def _leave(self) -> None:
+    async def _leave(self, earliest: float) -> None:
         context = self._context
+        await self._until(lambda: not self._others_stay(), earliest - context.monotonic())
+        if not self._others_stay():
+            return
         context.is_leaving = True
         if not context.is_controller:
-            await self._until(lambda: not context.state.is_alive(context.broker_id), LEAVE_TIMEOUT_S)
+            await self._until(
+                lambda: not (context.state.is_alive(context.broker_id) and self._others_stay()), LEAVE_TIMEOUT_S
+            )
+
+    def _others_stay(self) -> bool:
+        context = self._context
+        return any(
+            known.alive and broker != context.broker_id and broker not in context.stopping_brokers
+            for broker, known in context.state.brokers.items()
+        )
 
     async def _until(self, holds: Callable[[], bool], timeout: float) -> None:
         """Returns when `holds()` of the applied state, after `timeout` seconds, or without a majority of the metadata

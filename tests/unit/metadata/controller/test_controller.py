@@ -568,6 +568,68 @@ def test_leaderships_of_a_broker_whose_disk_runs_full_move_away(controller: Cont
     assert controller.moves == [move, move]
 
 
+def stopping(controller: Controller, *brokers: str, leaves: bool = False) -> None:
+    for broker in brokers:
+        life = controller.cluster.state.brokers[BrokerId(broker)].incarnation
+        controller.perform(
+            controller.core.on_condition(
+                BrokerId(broker),
+                room=Room.AMPLE,
+                disk_hangs=False,
+                has_master_key=True,
+                now=controller.now,
+                is_stopping=True,
+                leaves=life if leaves else None,
+            )
+        )
+
+
+def test_a_broker_that_leaves_counts_as_dead_while_another_one_stays(controller: Controller) -> None:
+    stopping(controller, "b", "a")
+    stopping(controller, "b", leaves=True)
+    assert controller.kinds == [], "c has not said yet whether it stays"
+    conditions(controller, c=Room.AMPLE)
+    stopping(controller, "b", leaves=True)
+    assert controller.kinds == ["brokers_dead"]
+    assert controller.cluster.partition(1).isr == ("c", "a")
+
+
+def test_a_stop_of_all_brokers_leaves_every_isr_whole(controller: Controller) -> None:
+    stopping(controller, "a", "b", "c")
+    stopping(controller, "c", "b", leaves=True)
+    controller.behaviour["b"] = "refuses"
+    controller.perform(controller.core.on_peer_lost(BrokerId("b"), controller.now))
+    controller.report("c", refused=True)
+    controller.report("a")
+    controller.run(5)
+    assert controller.kinds == []
+    assert [controller.cluster.partition(number).isr for number in (0, 1)] == [("b", "a", "c"), ("c", "b", "a")]
+    conditions(controller, c=Room.AMPLE)
+    controller.run(1)
+    assert controller.kinds == ["elect_leaders", "brokers_dead"], "c has returned, and stays"
+    assert [controller.cluster.partition(number).isr for number in (0, 1)] == [("a", "c"), ("c", "a")]
+
+
+def test_the_next_controller_knows_who_was_stopping(controller: Controller) -> None:
+    """The controller may be the first one that ends when all are stopped."""
+    controller.perform(controller.core.on_raft(False, True, controller.now))
+    controller.kinds.clear()
+    controller.lead()
+    controller.core.presume_stopping([BrokerId(broker) for broker in "abc"])
+    controller.behaviour["b"] = "refuses"
+    controller.perform(controller.core.on_peer_lost(BrokerId("b"), controller.now))
+    controller.run(5)
+    assert controller.kinds == ["begin_controller_epoch"]
+
+
+def test_a_killed_broker_counts_as_dead_though_all_others_are_stopping(controller: Controller) -> None:
+    stopping(controller, "a", "c")
+    controller.behaviour["b"] = "refuses"
+    controller.perform(controller.core.on_peer_lost(BrokerId("b"), controller.now))
+    controller.run(1)
+    assert controller.kinds == ["brokers_dead"]
+
+
 def test_a_broker_that_is_not_the_controller_moves_no_leadership(controller: Controller) -> None:
     controller.perform(controller.core.on_raft(False, True, controller.now))
     conditions(controller, a=Room.AMPLE, c=Room.AMPLE, b=Room.FULL)

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.metadata.brokers import SETTINGS, Broker, World, running, until
-from wire.types import StreamName
+from tests.unit.metadata.brokers import SETTINGS, SUBJECTS, Broker, World, running, until
+from wire.messaging.transport import Message
+from wire.protobuf import metadata_pb2 as pb
+from wire.types import BrokerId, StreamName
 
 
 async def answering(world: World) -> None:
@@ -49,6 +51,48 @@ async def test_all_leaderships_go_then_the_broker_leaves_every_isr_and_does_not_
         await asyncio.sleep(0.05)
         assert state.brokers[leaving.id].incarnation == life
         assert not leaving.fatal
+
+
+async def test_brokers_that_are_all_stopped_at_once_stay_in_every_isr() -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", name="s", subject="s", partitions=6, replication_factor=3, config={})
+        brokers = list(world.brokers.values())
+        await until(lambda: all(len(broker.views) == 6 for broker in brokers))
+        moving = asyncio.ensure_future(answering(world))
+        try:
+            await asyncio.wait_for(asyncio.gather(*(broker.service.hand_over() for broker in brokers)), 30)
+        finally:
+            moving.cancel()
+        for broker in brokers:
+            assert not broker.service._context.is_leaving
+            for partition in broker.service.state.streams[StreamName("s")].partitions.values():
+                assert len(partition.isr) == 3
+
+
+async def test_only_the_current_controller_says_who_else_is_stopping() -> None:
+    async with running("a", "b", "c") as world:
+        controller = next(broker for broker in world.brokers.values() if broker.service.is_controller)
+        broker = next(broker for broker in world.brokers.values() if broker is not controller)
+        context, requests = broker.service._context, broker.service._requests
+        state = context.state
+
+        def probed(epoch: int, incarnation: int) -> frozenset[BrokerId]:
+            probe = pb.Probe(
+                controller=controller.id,
+                controller_epoch=epoch,
+                number=10**6,
+                cluster_id=state.cluster_id,
+                incarnation=incarnation,
+                stopping=["x"],
+            )
+            requests._on_probe(Message(SUBJECTS.probe(broker.id), probe.SerializeToString(), "inbox"))
+            return context.stopping_brokers
+
+        assert context.incarnation is not None
+        for epoch in (state.controller_epoch - 1, state.controller_epoch + 1):
+            assert probed(epoch, context.incarnation) == frozenset()
+        assert probed(state.controller_epoch, context.incarnation + 1) == frozenset()
+        assert probed(state.controller_epoch, context.incarnation) == {"x"}
 
 
 async def test_it_stops_after_its_time_though_leaderships_are_left(caplog: pytest.LogCaptureFixture) -> None:
