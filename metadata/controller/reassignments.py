@@ -13,6 +13,10 @@ controller goes on where the last one was. A command that is refused or lost is 
 `DECISION_RETRY_S` later, and a move that failed is tried again after a pause that doubles.
 
 A broker that is dead takes up no room: its partitions copy on when it is back, and others start meanwhile.
+
+The controller asks for what is due some hundred times a second. So one that is started is looked at when its partition
+has changed, or when it is to be tried again; and some of those that wait are when a broker has less to copy than
+before, and else every LOOK_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import chain, islice
 from math import inf
 from typing import Any, Final
 
@@ -46,6 +51,8 @@ MOST_STARTED: Final = 500
 """Limit of the partitions that copy, or wait for a leader of their target, at a time."""
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
+LOOK_INTERVAL_S: Final = 0.25
+"""Waiting ones, and those whose leadership cannot move for now, are looked at this often, whatever happens."""
 MOST_NAMED: Final = 5
 
 
@@ -55,6 +62,10 @@ class _Watched:
     is_cancelled: bool
     retry_at: float = -inf
     """A proposed command is waited for until then, or the next move of the leader begins then."""
+    wakes_at: float = inf
+    """It is looked at again then, whatever happens."""
+    busy: tuple[BrokerId, ...] = ()
+    """Brokers at which it counts as one that copies."""
     failed: Retry = field(default_factory=lambda: Retry(SHORTEST_PAUSE_S, LONGEST_PAUSE_S, chance=None))
 
 
@@ -84,6 +95,19 @@ class Reassigning:
         """How many of the waiting ones, from the first on, were looked at since the last one that was left."""
         self._started: dict[PartitionKey, _Watched] = {}
         self._moving: dict[PartitionKey, LeaderMove] = {}
+        self._busy: Counter[BrokerId] = Counter()
+        """How many copy to or from a broker. Those that were proposed to be started count, too."""
+        self._proposed: set[PartitionKey] = set()
+        """Waiting ones that were proposed to be started."""
+        self._changed: dict[PartitionKey, None] = {}
+        """Started ones that are to be looked at."""
+        self._again: list[PartitionKey] = []
+        """Waiting ones whose command had no effect in time."""
+        self._wakes: list[tuple[float, PartitionKey]] = []
+        """A heap of `_Watched.wakes_at`; those that have been replaced are in it, too."""
+        self._has_room = False
+        """A broker may have less to copy than when waiting ones were looked at."""
+        self._look_at_waiting_at = -inf
         self._walk: Iterator[list[PartitionKey]] | None = None
         """The rest of a walk through all partitions, at the beginning of a controller epoch."""
 
@@ -99,13 +123,17 @@ class Reassigning:
 
     def end(self) -> None:
         """The controller epoch of this broker is over; moves of leaders end by themselves."""
-        self._waiting.clear()
-        self._started.clear()
+        for each in (self._waiting, self._started, self._busy, self._proposed, self._changed, self._again, self._wakes):
+            each.clear()
         self._walk = None
 
     def on_applied(self, changes: Changes) -> None:
         for key in (*changes.partitions, *changes.gone):
             self._look_at(key)
+        if changes.brokers:
+            for key in [*self._started]:
+                self._look_at(key)
+            self._has_room = True
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> bool:
         """Returns whether it was a move of this one's."""
@@ -113,67 +141,114 @@ class Reassigning:
             return False
         del self._moving[move.key]
         watched = self._started.get(move.key)
-        if watched is not None and not moved:
-            watched.retry_at = now + watched.failed.failed()
+        if watched is not None:
+            if not moved:
+                watched.retry_at = now + watched.failed.failed()
+            self._changed[move.key] = None
         return True
 
     # Keeps R84, R85.
     def due(self, now: float) -> list[Effect]:
         """Returns the effects that are due now. A call looks at some reassignments, and the next one at others."""
         self._go_on_with_walk()
-        if not self._waiting and not self._started:
-            return []
+        self._wake(now)
         complete: list[PartitionKey] = []
         effects: list[Effect] = []
-        busy: Counter[BrokerId] = Counter()
-        for key, watched in [*self._started.items()]:
-            partition, min_isr = self._state.partition(key), self._min_isr(key)
-            if partition is None or partition.reassignment is None:
-                continue  # the state is ahead of the changes that `on_applied` has received
-            busy.update(self._busy_with(partition))
+        changed, self._changed = self._changed, {}
+        for key in changed:
+            watched, partition, min_isr = self._started.get(key), self._state.partition(key), self._min_isr(key)
+            if watched is None or partition is None or partition.reassignment is None:
+                continue  # it is over, or the state is ahead of the changes that `on_applied` has received
             if now < watched.retry_at:
-                continue
-            if why_not_complete(partition, min_isr) is None:
-                if len(complete) < MAX_ITEMS:
-                    watched.retry_at = now + DECISION_RETRY_S
-                    complete.append(key)
-            elif (move := self._move(key, partition, min_isr)) is not None:
-                self._moving[key] = move
-                effects.append(MoveLeader(move))
+                self._wake_at(key, watched, watched.retry_at)
+            elif why_not_complete(partition, min_isr) is None:
+                if len(complete) >= MAX_ITEMS:
+                    self._changed[key] = None
+                    continue
+                watched.retry_at = now + DECISION_RETRY_S
+                self._wake_at(key, watched, watched.retry_at)
+                complete.append(key)
+            elif key not in self._moving and self._needs_move(partition, min_isr):
+                move = self._move(key, partition)
+                if move is None:
+                    self._wake_at(key, watched, now + LOOK_INTERVAL_S)
+                else:
+                    self._moving[key] = move
+                    effects.append(MoveLeader(move))
         if complete:
             effects += self._step(
                 "complete_reassignments", pb.CompleteReassignments, complete, "are left by their former replicas"
             )
-        start = self._to_start(busy, now)
+        start = self._to_start(now)
         if start:
             effects += self._step("start_reassignments", pb.StartReassignments, start, "begin to copy to other brokers")
         return effects
 
-    def _to_start(self, busy: Counter[BrokerId], now: float) -> list[PartitionKey]:
-        """Returns waiting reassignments that may start beside those that copy; `busy`: how many copy to or from a
-        broker."""
+    def _to_start(self, now: float) -> list[PartitionKey]:
+        """Returns waiting reassignments that may start beside those that copy."""
+        if not self._waiting or (not self._has_room and now < self._look_at_waiting_at):
+            return []
+        self._has_room, self._look_at_waiting_at = False, now + LOOK_INTERVAL_S
         if not self._is_sorted:
             order = sorted(self._waiting.items(), key=lambda found: (found[1].begun, found[0]))
             self._waiting, self._is_sorted, self._position = dict(order), True, 0
         if self._position >= len(self._waiting):
             self._position = 0
         start: list[PartitionKey] = []
-        looked_at = islice(self._waiting.items(), self._position, self._position + LOOKED_AT)
-        self._position += LOOKED_AT
-        for key, watched in looked_at:
-            if len(start) + len(self._started) >= MOST_STARTED or len(start) >= MAX_ITEMS:
+        again, self._again = self._again, []
+        looked_at = [*islice(self._waiting, self._position, self._position + LOOKED_AT)]
+        for number, key in enumerate(chain(again, looked_at), 1 - len(again)):
+            if len(self._proposed) + len(self._started) >= MOST_STARTED:
                 break
+            if len(start) >= MAX_ITEMS:
+                self._has_room = True
+                break
+            self._position += number > 0
+            watched = self._waiting.get(key)
+            if watched is None or now < watched.retry_at:
+                continue
             partition = self._state.partition(key)
             if partition is None or partition.reassignment is None:
                 continue
             copying = self._would_copy(partition)
-            if any(not self._state.is_alive(broker) or busy[broker] >= self._most_at_broker for broker in copying):
+            if any(
+                not self._state.is_alive(broker) or self._busy[broker] >= self._most_at_broker for broker in copying
+            ):
                 continue
-            busy.update(copying)
-            if now >= watched.retry_at:
-                watched.retry_at = now + DECISION_RETRY_S
-                start.append(key)
+            self._count(watched, copying)
+            self._proposed.add(key)
+            watched.retry_at = now + DECISION_RETRY_S
+            self._wake_at(key, watched, watched.retry_at)
+            start.append(key)
         return start
+
+    def _count(self, watched: _Watched, busy: Iterable[BrokerId]) -> None:
+        """It copies to or from these brokers, and from now on to no others."""
+        before, watched.busy = watched.busy, tuple(busy)
+        self._busy.update(watched.busy)
+        self._busy.subtract(before)
+        self._has_room = self._has_room or not {*before} <= {*watched.busy}
+
+    def _wake_at(self, key: PartitionKey, watched: _Watched, at: float) -> None:
+        """Looks at it again then, at the latest."""
+        if at < watched.wakes_at:
+            watched.wakes_at = at
+            heappush(self._wakes, (at, key))
+
+    def _wake(self, now: float) -> None:
+        while self._wakes and self._wakes[0][0] <= now:
+            at, key = heappop(self._wakes)
+            watched = self._started.get(key) or self._waiting.get(key)
+            if watched is None or watched.wakes_at != at:
+                continue
+            watched.wakes_at = inf
+            if key in self._started:
+                self._changed[key] = None
+                continue
+            self._proposed.discard(key)
+            self._count(watched, ())
+            self._again.append(key)
+            self._has_room = True
 
     def _would_copy(self, partition: Partition) -> list[BrokerId]:
         """Returns the brokers that take part when the waiting reassignment starts: those that copy, and the one that
@@ -191,19 +266,27 @@ class Reassigning:
         copying = [broker for broker in self._would_copy(partition) if self._state.is_alive(broker)]
         return copying if any(broker != partition.leader for broker in copying) else []
 
-    def _move(self, key: PartitionKey, partition: Partition, min_isr: int) -> LeaderMove | None:
-        """Returns the move of the leadership that the reassignment waits for, if it can begin."""
+    @staticmethod
+    def _needs_move(partition: Partition, min_isr: int) -> bool:
+        """Whether the reassignment waits for nothing but another leader."""
         moving, leader = partition.reassignment, partition.leader
-        if moving is None or leader is None or key in self._moving or len(self._moving) >= MAX_MOVES:
-            return None
+        if moving is None or leader is None:
+            return False
         sound = in_sync(partition)
-        if leader in sound or len(sound) < (min_isr if moving.is_cancelled else len(moving.target)):
+        return leader not in sound and len(sound) >= (min_isr if moving.is_cancelled else len(moving.target))
+
+    def _move(self, key: PartitionKey, partition: Partition) -> LeaderMove | None:
+        """Returns the move of the leadership that the reassignment waits for, if it can begin."""
+        if partition.leader is None or len(self._moving) >= MAX_MOVES:
             return None
-        able = (broker for broker in sound if self._state.is_alive(broker) and self._may_lead(broker, key))
+        able = (broker for broker in in_sync(partition) if self._may_begin(key, broker))
         target = next(able, None)
         if target is None:
             return None
-        return LeaderMove(key=key, leader=leader, leader_epoch=partition.leader_epoch, target=target)
+        return LeaderMove(key=key, leader=partition.leader, leader_epoch=partition.leader_epoch, target=target)
+
+    def _may_begin(self, key: PartitionKey, broker: BrokerId) -> bool:
+        return self._state.is_alive(broker) and self._may_lead(broker, key)
 
     def _step(
         self,
@@ -240,13 +323,26 @@ class Reassigning:
     def _look_at(self, key: PartitionKey) -> None:
         partition = self._state.partition(key)
         moving = partition.reassignment if partition is not None else None
-        if moving is None:
-            self._waiting.pop(key, None)
-            self._started.pop(key, None)
+        is_started = moving is not None and moving.is_started
+        there = self._waiting if is_started else self._started
+        self._forget(there, key)
+        if moving is None or partition is None:
+            self._forget(self._waiting, key)
             return
-        here, there = (self._started, self._waiting) if moving.is_started else (self._waiting, self._started)
-        there.pop(key, None)
+        here = self._started if is_started else self._waiting
         known = here.get(key)
         if known is None or known.begun != moving.begun or known.is_cancelled != moving.is_cancelled:
-            here[key] = _Watched(moving.begun, moving.is_cancelled)
-            self._is_sorted = moving.is_started and self._is_sorted
+            self._forget(here, key)
+            known = here[key] = _Watched(moving.begun, moving.is_cancelled)
+            self._is_sorted = is_started and self._is_sorted
+            self._has_room = self._has_room or not is_started
+        if is_started:
+            self._count(known, self._busy_with(partition))
+            self._changed[key] = None
+
+    def _forget(self, watched: dict[PartitionKey, _Watched], key: PartitionKey) -> None:
+        gone = watched.pop(key, None)
+        if gone is not None:
+            self._count(gone, ())
+            if watched is self._waiting:
+                self._proposed.discard(key)
