@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice
 from random import Random
 from typing import Final
 
@@ -150,7 +150,8 @@ _LOOKED_AT = 100
 _OF_STATUS = 15
 """Looks that the status of a replica takes as long as."""
 _CLOSED_AT_ONCE = 50
-"""Replicas that begin to close before others have their turn."""
+"""Replicas that begin to close before others have their turn, and limit of the logs that are removed at a time because
+they were found at start and are not this broker's any more."""
 MOST_NAMED: Final = 10
 """A log line names at most so many partitions, and counts the others."""
 OPENED_AT_ONCE = 4
@@ -237,6 +238,9 @@ class Broker:
         """The data folder is one thread's at a time."""
         self._unknown = {replica.key for replica in replicas}
         """Logs in the data folder of which no view has come yet."""
+        self._not_ours: dict[PartitionKey, None] = {}
+        """Logs in the data folder that are still to be removed, for the partitions are not this broker's any more."""
+        self._leaving_all: asyncio.Task[None] | None = None
         self._closed = False
         for replica in replicas:
             self._add(replica)
@@ -265,6 +269,8 @@ class Broker:
         context = self.context
         self._closed = True  # metadata goes on for a while: nothing begins any more
         self._news.close()
+        if self._leaving_all is not None:
+            self._leaving_all.cancel()
         await self._hw_checkpoints.close()
         # A step that hangs is no reason to keep the roles; its log is not closed before the step ends.
         await asyncio.wait(
@@ -343,6 +349,7 @@ class Broker:
         # Partitions to be led come first: their followers wait for their leaders.
         for change in sorted(changes, key=self._is_followed):
             self._unknown.discard(change.key)
+            self._not_ours.pop(change.key, None)
             if isinstance(change, PartitionGone):
                 self._leave(change.key)
             else:
@@ -353,10 +360,23 @@ class Broker:
         if self._closed:
             return
         self._data_dir.manifest.settled()
-        for key in sorted(self._unknown):
-            _log.info("partition %s is not this broker's any more", key)
-            self._leave(key)
+        keys = sorted(self._unknown)
         self._unknown.clear()
+        if keys:
+            _log.info("%d partitions are not this broker's any more; their logs go: %s", len(keys), _named(keys))
+            self._not_ours = dict.fromkeys(keys)
+            self._leaving_all = self.context.loop.create_task(self._leave_all())
+
+    async def _leave_all(self) -> None:
+        """Leaves those that are not this broker's any more, _CLOSED_AT_ONCE at a time. One that has become this
+        broker's again meanwhile goes on with its log."""
+        while self._not_ours and not self._closed:
+            keys = [*islice(self._not_ours, _CLOSED_AT_ONCE)]
+            tasks = [task for key in keys if (task := self._leave(key)) is not None]
+            for key in keys:
+                del self._not_ours[key]
+            if tasks:
+                await asyncio.wait(tasks)
 
     def _is_followed(self, change: PartitionView | PartitionGone) -> bool:
         return isinstance(change, PartitionGone) or change.leader != self.context.broker
@@ -378,8 +398,9 @@ class Broker:
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes, producers=self.context.storage.producers)
             replica = _replica(view.key, config, self._data_dir)
-            replica.assigned_at = self.context.metadata.generation
             self._add(replica)
+        if replica.assigned_at is None:
+            replica.assigned_at = self.context.metadata.generation
         try:
             replica.on_view(view, self.context)
         except Exception as e:  # noqa: BLE001 - a view comes once: the others must not be lost with this one
@@ -396,22 +417,25 @@ class Broker:
 
     # R86: The log of a replica that is removed goes with it, by a state in which this process is registered: every
     # assignment that an earlier process of the broker knew of stands in front of the registration, so no older state
-    # removes a log. Where the cluster has begun anew the assignment may be a decision that was lost; the log is kept
-    # under another name then. A partition that comes back while its log is removed waits for the end of that, and
-    # begins with an empty log; one whose log is still there reconciles it as any replica outside the ISR.
+    # removes a log. Where the cluster has begun anew the assignment may be a decision that was lost, unless this
+    # process has seen one that is not; the log is kept under another name then. A partition that comes back while its
+    # log is removed waits for the end of that, and begins with an empty log; one whose log is still there reconciles it
+    # as any replica outside the ISR.
     # Hazard: A state that is older than an assignment removes the only copy; a removal that takes the log of the
     # partition's next replica.
-    def _leave(self, key: PartitionKey) -> None:
+    def _leave(self, key: PartitionKey) -> asyncio.Task[None] | None:
+        """Returns the task that closes and removes its log; None: there is none."""
         self._coming_back.pop(key, None)
         replica = self._replicas.pop(key, None)
         if replica is None:
-            return
+            return None
         self._parked.remove(key)
         if self._by_name.get((key.stream, key.partition)) is replica:
             del self._by_name[key.stream, key.partition]
         task = self.context.loop.create_task(self._close_and_remove(replica))
         self._leaving[key] = task
         task.add_done_callback(lambda _: self._left(key))
+        return task
 
     def _left(self, key: PartitionKey) -> None:
         del self._leaving[key]
@@ -431,9 +455,10 @@ class Broker:
                 )
             if kept is not None:
                 _log.error(
-                    "partition %s is not known here since the cluster began anew (tidelog cluster recover), for the"
-                    " decision that made it, or placed it here, may be lost: its log is kept in %s, where `tidelog log"
-                    " dump` reads it",
+                    "partition %s is not this broker's, and a decision that was lost when the cluster began anew"
+                    " (tidelog cluster recover) may have made it, or placed it here: its log is kept in %s. `tidelog"
+                    " log dump --records` reads it; remove the folder when the partition has these records, or nobody"
+                    " needs them",
                     replica.key, kept,
                 )  # fmt: skip
         except (OSError, DataDirError) as e:

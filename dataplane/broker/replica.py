@@ -143,7 +143,8 @@ class Replica:
         self.machine = ReplicaStateMachine(key)
         self.role: Role | None = None
         self.assigned_at: Generation | None = None
-        """Generation of the cluster state by which this broker has the replica; None: an earlier process had it."""
+        """A generation of the cluster state by which this broker has the replica; None: only an earlier process may
+        have had it, by a state that is not known."""
         self.history = History()
         self.traffic = TrafficMeter()
         """That of clients with this replica, whatever its roles."""

@@ -85,7 +85,7 @@ class Cluster:
     # Keeps R86.
     def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         """Whether a lost decision (`is_lost`) made the stream, or the partition, or may have made a broker its replica.
-        `assigned_at`: the generation of the state by which the broker has it; None: an earlier process had it."""
+        `assigned_at`: a generation of the state by which the broker has it; None: an earlier process had it."""
         if self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation):
             return True
         if assigned_at is not None:

@@ -24,6 +24,7 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +51,8 @@ COPY_FILE = "broker.json.copy"
 _REMOVED_SUFFIX = ".removed"
 """Ends the name of a partition's folder that is being removed; one found at start is removed for good."""
 SET_ASIDE_SUFFIX = ".lost"
-"""Ends the name of one that no broker opens any more, and that only an operator removes."""
+"""Ends the name of one that no broker opens any more, and that only an operator removes. A number follows where there
+is one of that name."""
 _VERSION = 1
 MAX_LIVES = 64
 """A broker that was killed more often than that in a row while it registered comes back without its proof."""
@@ -283,7 +285,7 @@ class DataDir:
         under another name, which is returned. Raises DataDirError."""
         directory = self.partition_directory(key)
         is_there = self.files.is_directory(directory)
-        removed = directory.with_name(directory.name + (SET_ASIDE_SUFFIX if sets_aside else _REMOVED_SUFFIX))
+        removed = self._free_name(directory) if sets_aside else directory.with_name(directory.name + _REMOVED_SUFFIX)
         try:
             if not sets_aside:
                 self.files.remove_tree(removed)  # the rest of a removal that failed
@@ -300,6 +302,13 @@ class DataDir:
                 f"{directory} cannot be removed ({error.strerror or error}): check its rights"
             ) from error
         return None
+
+    def _free_name(self, directory: Path) -> Path:
+        """Returns the name under which it is set aside: `0-1.lost`, and `0-1.lost-2` where that is taken."""
+        taken = {*self.files.names(directory.parent)} if self.files.is_directory(directory.parent) else set()
+        first = directory.name + SET_ASIDE_SUFFIX
+        names = chain([first], (f"{first}-{number}" for number in count(2)))
+        return directory.with_name(next(name for name in names if name not in taken))
 
     def _finish_removals(self) -> None:
         """A process may have died at any step of `remove_partition`, or before the first partition of a stream had a

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +17,7 @@ from dataplane.replica.replica_settings import ReplicaSettings
 from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
-from wire.types import PartitionGone, PartitionKey, PartitionView
+from wire.types import Generation, PartitionGone, PartitionKey, PartitionView
 
 LAG = 0.05
 
@@ -31,6 +30,8 @@ class FakeReplica:
         self.answers = answers
         self.is_damaged = False
         self.is_closing = False
+        self.left = asyncio.Event()
+        self.assigned_at: Generation | None = None
 
     def on_view(self, view: PartitionView, context: object) -> None:
         pass
@@ -38,6 +39,30 @@ class FakeReplica:
     async def close(self, context: object, reason: str) -> None:
         self.is_closing = True
         await self.answers.wait()
+
+    async def leave_manifest(self, context: object) -> None:
+        self.left.set()
+
+
+class FakeMetadata:
+    """Of a cluster that has begun anew."""
+
+    generation = Generation(5)
+
+    @staticmethod
+    def is_of_lost_decisions(_key: PartitionKey, assigned_at: Generation | None) -> bool:
+        return assigned_at is None
+
+
+class FakeDataDir:
+    def __init__(self) -> None:
+        self.manifest = Manifest(SimDisk(), Path("/"), {})
+        self.removed: dict[int, bool] = {}
+        """Whether its log was set aside, by partition."""
+
+    def remove_partition(self, key: PartitionKey, *, sets_aside: bool) -> Path | None:
+        self.removed[key.partition] = sets_aside
+        return Path(f"/{key.partition}.lost") if sets_aside else None
 
 
 class Nothing:
@@ -57,8 +82,8 @@ def broker_with(*replicas: FakeReplica) -> Broker:
         replica_max_leader_timeout=0.1,
     )
     context.space = cast(Any, Nothing())
-    data_dir = SimpleNamespace(manifest=Manifest(SimDisk(), Path("/"), {}))
-    return Broker(context, cast(Any, data_dir), cast(Any, replicas))
+    context.metadata = cast(Any, FakeMetadata())
+    return Broker(context, cast(Any, FakeDataDir()), cast(Any, replicas))
 
 
 async def test_a_close_gives_up_the_logs_whose_disk_hangs_and_names_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,6 +148,63 @@ async def test_logs_of_which_no_view_has_come_go_when_all_views_have_come(monkey
     broker.on_partitions([view(A, B, key=keys[2]), PartitionGone(keys[3])])
     assert left == [keys[3]]
     broker.on_all_partitions()
+    await asyncio.sleep(0)
     assert left == [keys[3], keys[1]]
     broker.on_all_partitions()
+    await asyncio.sleep(0)
     assert len(left) == 2
+
+
+async def test_very_many_logs_that_go_are_closed_a_few_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    answers = asyncio.Event()
+    replicas = [FakeReplica(replace(KEY, partition=n), answers) for n in range(2 * _CLOSED_AT_ONCE + 3)]
+    broker = broker_with(*replicas)
+    broker.on_partitions([view(A, B, key=replicas[0].key)])
+    broker.on_all_partitions()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert sum(replica.is_closing for replica in replicas) == _CLOSED_AT_ONCE
+    (line,) = [record.message for record in caplog.records if "not this broker's" in record.message]
+    assert line.startswith(f"{len(replicas) - 1} partitions are not this broker's any more; their logs go: s/1, ")
+    assert line.endswith("more")
+
+    back = replicas[-1]
+    broker.on_partitions([view(A, B, key=back.key)])
+    answers.set()
+    async with asyncio.timeout(10):
+        for replica in replicas[1:-1]:
+            await replica.left.wait()
+    assert not any(replica.is_closing for replica in (replicas[0], back)), "these are this broker's"
+    assert await broker.close()
+
+
+async def test_a_log_is_set_aside_where_no_present_decision_gave_this_broker_the_partition(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers = asyncio.Event()
+    answers.set()
+    replicas = [FakeReplica(replace(KEY, partition=n), answers) for n in range(2)]
+    broker = broker_with(*replicas)
+    broker.on_partitions([view(A, B, key=replicas[0].key)])
+    broker.on_all_partitions()
+    broker.on_partitions([PartitionGone(replicas[0].key)])
+    async with asyncio.timeout(10):
+        for replica in replicas:
+            await replica.left.wait()
+        assert await broker.close()
+    assert cast(Any, broker._data_dir).removed == {0: False, 1: True}
+    (line,) = [record.message for record in caplog.records if "/1.lost" in record.message]
+    assert "remove the folder" in line
+
+
+async def test_a_broker_that_ends_does_not_wait_for_logs_whose_removal_has_not_begun() -> None:
+    never = asyncio.Event()
+    replicas = [FakeReplica(replace(KEY, partition=n), never) for n in range(2 * _CLOSED_AT_ONCE)]
+    broker = broker_with(*replicas)
+    broker.on_all_partitions()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        assert not await broker.close()
+    assert not any(replica.left.is_set() for replica in replicas)
+    never.set()

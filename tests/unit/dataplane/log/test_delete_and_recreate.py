@@ -72,6 +72,21 @@ def test_a_log_that_is_set_aside_is_no_log_of_the_broker_any_more_and_keeps_its_
     assert bytes_below(disk, str(kept)) == before > 0
 
 
+def test_a_log_of_the_same_partition_is_set_aside_beside_the_one_of_before(batches: Batches) -> None:
+    disk = SimDisk()
+    data_dir = filled(disk, batches)
+    names = []
+    for _ in range(3):
+        kept = data_dir.remove_partition(OLD, sets_aside=True)
+        assert kept is not None
+        names.append(kept.name)
+        log_of(data_dir, OLD).close()
+    assert names == ["0-1.lost", "0-1.lost-2", "0-1.lost-3"]
+    assert len({bytes_below(disk, f"/{name}/") for name in names}) > 1, "the first one is full"
+    data_dir.close()
+    assert opened(disk).list_partitions() == [OLD]
+
+
 def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
     disk = SimDisk()
     data_dir = filled(disk, batches)
