@@ -94,6 +94,15 @@ def in_sync(partition: Partition) -> list[BrokerId]:
     ]
 
 
+def needs_move(partition: Partition, min_isr: int) -> bool:
+    """Whether the reassignment waits for nothing but another leader."""
+    moving, leader = partition.reassignment, partition.leader
+    if moving is None or leader is None or why_not_complete(partition, min_isr) is None:
+        return False
+    sound = in_sync(partition)
+    return leader not in sound and len(sound) >= (min_isr if moving.is_cancelled else len(moving.target))
+
+
 # Keeps R84, R85.
 def complete(partition: Partition, *, min_isr: int) -> Partition:
     """The replicas are the target. `why_not_complete` is None."""

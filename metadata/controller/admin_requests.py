@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from metadata.cluster import stream_settings
 from metadata.cluster.model import Partition, Stream
+from metadata.cluster.reassignment import in_sync, needs_move
 from metadata.cluster.references import ref_of
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.partition_commands import wanted_replicas, why_not_target, why_not_unclean
@@ -454,6 +455,22 @@ class AdminRequests:
         ]
         cancel = pb.CancelReassignments(controller_epoch=self._epoch(), items=items)
         return pb.Command(cancel_reassignments=cancel)
+
+    def why_no_new_leader(self, key: PartitionKey, partition: Partition) -> str:
+        """Returns why no replica of the target may take the leadership that a reassignment waits for; empty: one may,
+        or it waits for something else."""
+        stream = self._state.streams.get(key.stream)
+        if stream is None or not needs_move(partition, stream.min_isr):
+            return ""
+        reasons = []
+        for broker in in_sync(partition):
+            if not self._state.is_alive(broker):
+                reasons.append(f"{broker} is dead")
+            elif self._rebalancing.may_lead(broker, key):
+                return ""
+            else:
+                reasons.append(self._rebalancing.why_not(broker, stream.settings))
+        return "; ".join(reasons)
 
     def carry_out(self, move: LeaderMove) -> pb.Command:
         """Returns the election that makes the target of a move the leader. Whether the ISR can do without the old

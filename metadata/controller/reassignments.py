@@ -30,7 +30,7 @@ from math import inf
 from typing import Any, Final
 
 from metadata.cluster.model import Changes, Partition
-from metadata.cluster.reassignment import in_sync, why_not_complete
+from metadata.cluster.reassignment import in_sync, needs_move, why_not_complete
 from metadata.cluster.references import ref_of
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller_effects import Effect, MoveLeader, Note, Propose
@@ -168,7 +168,7 @@ class Reassigning:
                 watched.retry_at = now + DECISION_RETRY_S
                 self._wake_at(key, watched, watched.retry_at)
                 complete.append(key)
-            elif key not in self._moving and self._needs_move(partition, min_isr):
+            elif key not in self._moving and needs_move(partition, min_isr):
                 move = self._move(key, partition)
                 if move is None:
                     self._wake_at(key, watched, now + LOOK_INTERVAL_S)
@@ -265,15 +265,6 @@ class Reassigning:
             return []
         copying = [broker for broker in self._would_copy(partition) if self._state.is_alive(broker)]
         return copying if any(broker != partition.leader for broker in copying) else []
-
-    @staticmethod
-    def _needs_move(partition: Partition, min_isr: int) -> bool:
-        """Whether the reassignment waits for nothing but another leader."""
-        moving, leader = partition.reassignment, partition.leader
-        if moving is None or leader is None:
-            return False
-        sound = in_sync(partition)
-        return leader not in sound and len(sound) >= (min_isr if moving.is_cancelled else len(moving.target))
 
     def _move(self, key: PartitionKey, partition: Partition) -> LeaderMove | None:
         """Returns the move of the leadership that the reassignment waits for, if it can begin."""

@@ -126,7 +126,7 @@ class ReassignmentAdmin:
         return {"moves": moves, "total": len(found)}
 
     def _under_way(self, name: str | None, numbers: Collection[int]) -> Steps[list[tuple[PartitionKey, Partition]]]:
-        """Those that are started come first."""
+        """Those that copy come first, and those that are cancelled last."""
         found: list[tuple[PartitionKey, Partition]] = []
         for keys in self._context.state.walk(lambda partition: partition.reassignment is not None):
             yield 1 + len(keys)
@@ -134,7 +134,7 @@ class ReassignmentAdmin:
                 partition = self._context.state.partition(key)
                 if partition is not None and name in (None, key.stream) and (not numbers or key.partition in numbers):
                     found.append((key, partition))
-        return sorted(found, key=lambda each: not _is_started(each[1]))
+        return sorted(found, key=lambda each: (_is_cancelled(each[1]), not _is_started(each[1])))
 
     def _move_form(
         self, key: PartitionKey, partition: Partition, said: Mapping[BrokerId, ReplicaReport] | None
@@ -143,6 +143,8 @@ class ReassignmentAdmin:
         if moving is None or stream is None:
             return None
         missing = why_not_complete(partition, stream.min_isr)
+        if missing and (obstacles := self._context.core.requests.why_no_new_leader(key, partition)):
+            missing += f", and no other may lead: {obstacles}"
         is_in_sync = len(in_sync(partition)) == len(moving.target)
         if moving.is_cancelled:
             phase = "going back"
@@ -165,6 +167,10 @@ class ReassignmentAdmin:
 
 def _is_started(partition: Partition) -> bool:
     return partition.reassignment is not None and partition.reassignment.is_started
+
+
+def _is_cancelled(partition: Partition) -> bool:
+    return partition.reassignment is not None and partition.reassignment.is_cancelled
 
 
 def _copy_form(partition: Partition, broker: BrokerId, said: Mapping[BrokerId, ReplicaReport]) -> ReplicaMove:

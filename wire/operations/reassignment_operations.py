@@ -57,7 +57,7 @@ class Move(TypedDict):
 
 class Moves(TypedDict):
     moves: list[Move]
-    """Those that have begun to copy first; the first MAX_MOVES_LISTED."""
+    """Those that have begun to copy first, and those that go back last; the first MAX_MOVES_LISTED."""
     total: int
 
 

@@ -18,6 +18,7 @@ from tidelog.cli.terminal.session import (
     yes_option,
 )
 from tidelog.cli.terminal.tables import size
+from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
     from tidelog.client.client import Client
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.5
 """Seconds between two requests for the progress."""
+MOST_REFUSALS: Final = 60
+"""Requests to cancel that are refused, as partitions have changed meanwhile, before the command gives up."""
 
 
 def _brokers(_ctx: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> list[list[str]]:
@@ -150,15 +153,32 @@ def moves(
     async def work(client: Client) -> None:
         found = await client.moves(name)
         if cancel:
-            while names := sorted({move["stream"] for move in found["moves"] if move["state"] != "going back"}):
-                for each in names:
-                    await client.cancel_reassignment(each)
-                found = await client.moves(name)
+            found = await _cancelled(client, name, found)
         if watch:
             found = await _watched(client, name, found, as_json)
         print_answer(found, _show_moves, as_json)
 
     run(server, namespace, work)
+
+
+async def _cancelled(client: Client, name: str | None, found: Moves) -> Moves:
+    """Returns those that are under way when none is left that does not go back. They are listed first, so that those
+    that go back hide none."""
+    import asyncio
+
+    refusals = 0
+    while names := sorted({move["stream"] for move in found["moves"] if move["state"] != "going back"}):
+        for each in names:
+            try:
+                await client.cancel_reassignment(each)
+            except TidelogError as error:
+                # Some have changed since the controller looked at them, and the others are cancelled.
+                refusals += 1
+                if error.code is not Code.STALE_EPOCH or refusals > MOST_REFUSALS:
+                    raise
+                await asyncio.sleep(POLL_S)
+        found = await client.moves(name)
+    return found
 
 
 async def _watched(client: Client, name: str | None, found: Moves, as_json: bool) -> Moves:

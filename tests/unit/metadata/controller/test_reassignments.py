@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
 import pytest
 
 # Rules: R84.
 from metadata.cluster.model import Outcome
 from metadata.commands.cluster_state import ClusterState
+from metadata.controller.admin_requests import AdminRequests
 from metadata.controller.controller_effects import Effect, MoveLeader, Propose
+from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.reassignments import LOOK_INTERVAL_S, LOOKED_AT, Reassigning
 from tests.unit.metadata.cluster_bench import Cluster
-from wire.types import BrokerId, LeaderMove
+from wire.types import BrokerId, LeaderMove, Room
 
 WAITING = 40
 MOST_AT_BROKER = MetadataSettings().moves_per_broker
@@ -142,3 +145,31 @@ def test_a_leadership_that_cannot_move_is_tried_again(world: World) -> None:
     assert world.moves() == []
     world.now += 30.0
     assert [each.target for each in world.moves()] == ["e"]
+
+
+def test_the_reason_is_named_for_which_no_replica_of_the_target_may_lead(world: World) -> None:
+    cluster = world.cluster
+    rebalancing = LeaderRebalancing(cluster.state)
+    requests = AdminRequests(
+        BrokerId("a"),
+        cluster.state,
+        rebalancing,
+        Random(1),
+        MetadataSettings(),
+        namespace="tidelog",
+        epoch=lambda: cluster.state.controller_epoch,
+        live_brokers=lambda: [*cluster.state.brokers],
+    )
+    key = cluster.key()
+    for broker in "def":
+        rebalancing.on_room(BrokerId(broker), Room.AMPLE)
+    rebalancing.on_room(BrokerId("d"), Room.FULL)
+    world.reassign({0: "d e f"})
+    world.start()
+    assert requests.why_no_new_leader(key, cluster.partition()) == ""
+    world.join(0, "b a c d e f")
+    assert requests.why_no_new_leader(key, cluster.partition()) == "", "e may lead"
+    rebalancing.on_disk(BrokerId("e"), True)
+    rebalancing.on_stopping(BrokerId("f"), True)
+    said = "the disk of d runs full; the disk of e hangs; f is stopping"
+    assert requests.why_no_new_leader(key, cluster.partition()) == said

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tidelog.cli import main
 from tidelog.cli.streams import reassign
 from tidelog.cli.terminal import session
+from wire.errors import Code, TidelogError
 from wire.operations.reassignment_operations import Move, Moves, PlannedMove
 
 PLAN: list[PlannedMove] = [
@@ -48,6 +49,7 @@ class FakeClient:
         self.plan = plan
         self.answers = [*answers]
         self.did: list[str] = []
+        self.refusals: list[TidelogError] = []
 
     async def reassign(self, name: str, wanted: Mapping[int, list[str]], dry_run: bool = False) -> dict[str, Any]:
         self.did.append(f"{'plan' if dry_run else 'begin'} {name} {json.dumps(wanted)}")
@@ -55,6 +57,8 @@ class FakeClient:
 
     async def cancel_reassignment(self, name: str) -> Moves:
         self.did.append(f"cancel {name}")
+        if self.refusals:
+            raise self.refusals.pop()
         return {"moves": [], "total": 0}
 
     async def moves(self, name: str | None) -> Moves:
@@ -155,3 +159,18 @@ def test_moves_are_given_up(answering: Callable[..., FakeClient]) -> None:
     exit_status, out, _ = invoke("cluster", "moves", "--cancel", "--yes")
     assert (exit_status, client.did) == (0, ["moves of all", "cancel s", "moves of all"])
     assert "going back" in out
+
+
+def test_partitions_that_have_changed_meanwhile_are_given_up_as_well(answering: Callable[..., FakeClient]) -> None:
+    client = answering([move("copying")], [move("copying")], [move("going back")])
+    client.refusals = [TidelogError(Code.STALE_EPOCH, "1 of 2 partitions of s have changed meanwhile")]
+    exit_status, out, _ = invoke("cluster", "moves", "--cancel", "--yes")
+    assert (exit_status, client.did) == (0, ["moves of all", "cancel s", "moves of all", "cancel s", "moves of all"])
+    assert "going back" in out
+
+
+def test_another_refusal_ends_the_command(answering: Callable[..., FakeClient]) -> None:
+    client = answering([move("copying")])
+    client.refusals = [TidelogError(Code.UNAVAILABLE, "no controller")]
+    assert invoke("cluster", "moves", "--cancel", "--yes")[0] != 0
+    assert client.did == ["moves of all", "cancel s"]
