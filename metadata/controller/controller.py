@@ -310,10 +310,13 @@ class ControllerCore:
             effects += self._failover.declare_dead(((broker, leaves),), now, is_asked_for=True)
         return effects
 
-    def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
-        """A `MoveLeader` was carried out, or failed."""
+    def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> list[Effect]:
+        """A `MoveLeader` was carried out, or failed. Another may begin in its place."""
         if not self._reassigning.on_move_ended(move, moved, now) and not self.preferred.on_ended(move, moved, now):
             self._rebalancing.on_ended(move, moved, now)
+        if self._phase is not Phase.ACTIVE:
+            return []
+        return [MoveLeader(each) for each in self._rebalancing.due(now)]
 
     def on_hand_over_refused(self, now: float) -> list[Effect]:
         """No other voter can take over. A controller that is cut off from most brokers goes on like a new one, which

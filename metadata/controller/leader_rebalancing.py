@@ -23,6 +23,7 @@ that doubles; a few are under way at a time. `preferred_leaders` gives leadershi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -43,7 +44,8 @@ SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 LOOK_INTERVAL_S = 0.2
 """While some broker is in need a walk through all partitions begins this often, as the one before has ended. Each
-answer to a probe carries it on."""
+answer to a probe, and each end of a move, carries it on. It waits where it is while as many moves as may be are under
+way."""
 OF_LED: Final = 2
 """Cost of a partition that a broker in need leads, in looks."""
 
@@ -70,6 +72,8 @@ class LeaderRebalancing:
         self._in_need: set[BrokerId] = set()
         self._walk: Iterator[list[PartitionKey]] | None = None
         """The rest of a walk through the partitions that brokers in need lead."""
+        self._found: deque[PartitionKey] = deque()
+        """Partitions that the walk has found and that are not looked at yet."""
         self._walk_at = -inf
 
     def clear(self) -> None:
@@ -79,7 +83,7 @@ class LeaderRebalancing:
         self._without_key.clear()
         self._stopping.clear()
         self._failed.clear()
-        self._walk = None
+        self._end_walk()
 
     # Keeps R38.
     def on_room(self, broker: BrokerId, room: Room) -> None:
@@ -166,25 +170,32 @@ class LeaderRebalancing:
         self._in_need = {broker for broker in in_need if self._state.is_alive(broker)}
         if not self._in_need:
             self._failed.clear()
-            self._walk = None
+            self._end_walk()
             return []
         if self._walk is None and now >= self._walk_at:
             self._walk, self._walk_at = self._state.walk(self._is_led_in_need), now + LOOK_INTERVAL_S
         out: list[LeaderMove] = []
         looks = 0
-        while self._walk is not None and looks < LOOKS:
-            keys = next(self._walk, None)
-            if keys is None or len(self._under_way) >= self._most_moves:
-                self._walk = None
-                break
-            looks += 1 + OF_LED * len(keys)
-            out += self._moves(keys, now)
+        while self._walk is not None and looks < LOOKS and len(self._under_way) < self._most_moves:
+            if not self._found:
+                keys = next(self._walk, None)
+                if keys is None:
+                    self._walk = None
+                    break
+                self._found.extend(keys)
+            looks += 1 + OF_LED * len(self._found)
+            out += self._moves(now)
         return out
 
-    def _moves(self, keys: Sequence[PartitionKey], now: float) -> Iterator[LeaderMove]:
-        for key in keys:
+    def _end_walk(self) -> None:
+        self._walk = None
+        self._found.clear()
+
+    def _moves(self, now: float) -> Iterator[LeaderMove]:
+        while self._found and len(self._under_way) < self._most_moves:
+            key = self._found.popleft()
             partition = self._state.partition(key)
-            if len(self._under_way) >= self._most_moves or partition is None or not self._is_to_move(key, partition):
+            if partition is None or not self._is_to_move(key, partition):
                 continue
             target = self._target(key, partition)
             if target is None or key in self._under_way or not self._is_due(key, now):

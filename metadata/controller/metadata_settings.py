@@ -45,8 +45,9 @@ class MetadataSettings:
     """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
     again for the change to come."""
     hand_over_timeout_s: float = 25.0
-    """A broker that is told to stop by SIGTERM hands its leaderships over for so long at most, and stops then. A
-    supervisor that kills it has to wait longer."""
+    """A broker that is told to stop by SIGTERM hands its leaderships over for so long at most. Up to 7 s for the
+    controller's successor and its own leaving, and the closing of its logs, follow. A supervisor that kills it has to
+    wait longer than all that."""
     repartition_adoption_timeout_s: float = 30.0
     """A repartition is finished so long after all partitions have told of the cutover, if clients have not told
     before that they know of it (R60)."""

@@ -308,4 +308,6 @@ class ControllerDriver:
         except TidelogError as error:
             _log.info("%s, which should not, leads %s still: %s", move.leader, key, error)
         finally:
-            self._context.core.on_move_ended(move, moved, self._context.monotonic())
+            effects = self._context.core.on_move_ended(move, moved, self._context.monotonic())
+            if not self._context.closed:
+                self.run(effects)

@@ -725,7 +725,7 @@ class MetadataScript:
             election = self.core.requests.carry_out(move)
             self._lines.append(f"  propose {self._command_shown(election)}")
             self._ended(self.cluster.apply(election))
-            self.core.on_move_ended(move, True, self._now)
+            self._perform(self.core.on_move_ended(move, True, self._now))
 
     def _questions(self, command: Command) -> None:
         (self._delivery,) = command.words

@@ -11,7 +11,7 @@ from metadata.cluster.model import Partition
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller import Phase
 from metadata.controller.descriptions import describe_form, routes_form
-from metadata.controller.leader_rebalancing import SHORTEST_PAUSE_S
+from metadata.controller.leader_rebalancing import MAX_MOVES_OF_STOPPING, SHORTEST_PAUSE_S
 from metadata.raft.types import MAX_COMMAND_BYTES
 from tests.turns import finished
 from tests.unit.metadata.controlling import SETTINGS, Controller
@@ -562,10 +562,21 @@ def test_leaderships_of_a_broker_whose_disk_runs_full_move_away(controller: Cont
     assert (move.key.partition, move.leader, move.target) == (0, "b", "a")
     conditions(controller, b=Room.FULL)
     assert controller.moves == [move], "it is under way"
-    controller.core.on_move_ended(move, False, controller.now)
+    controller.perform(controller.core.on_move_ended(move, False, controller.now))
     controller.now += SHORTEST_PAUSE_S
     conditions(controller, b=Room.FULL)
     assert controller.moves == [move, move]
+
+
+def test_a_move_begins_as_soon_as_another_one_ends(controller: Controller) -> None:
+    controller.cluster.create("t", ["b a c"] * (2 * MAX_MOVES_OF_STOPPING))
+    conditions(controller, a=Room.AMPLE, b=Room.AMPLE, c=Room.AMPLE)
+    stopping(controller, "b")
+    assert len(controller.moves) == MAX_MOVES_OF_STOPPING
+    for ended in range(1, MAX_MOVES_OF_STOPPING + 1):
+        controller.perform(controller.core.on_move_ended(controller.moves[ended], True, controller.now))
+        assert len(controller.moves) == MAX_MOVES_OF_STOPPING + ended
+    assert len({move.key for move in controller.moves}) == len(controller.moves)
 
 
 def stopping(controller: Controller, *brokers: str, leaves: bool = False) -> None:
