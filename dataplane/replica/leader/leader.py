@@ -455,7 +455,7 @@ class Leader:
             return 0.0
         if self._credit(state.followers[replica]) >= self.settings.fetch_max_bytes:
             return 0.0
-        return self._budget.wait_s(now)
+        return self._budget.wait_s(now, self.settings.fetch_max_bytes)
 
     def _credit(self, follower: FollowerProgress) -> int:
         """Bytes that were appended since it fetches here, and that no answer since then has had room for."""
@@ -470,7 +470,7 @@ class Leader:
             return
         credit = self._credit(follower)
         if replica not in state.isr.maximal:
-            self._budget.charge(max(0, size - credit), now)
+            self._budget.charge(max(0, size - credit), now, self.settings.fetch_max_bytes)
             follower.credited_at = state.appended_bytes - max(0, credit - size)
         else:
             follower.credited_at = state.appended_bytes
@@ -478,7 +478,7 @@ class Leader:
     def on_snapshot_sent(self, replica: BrokerId, size: int, now: float) -> None:
         """So many bytes of the derived state were sent to a follower."""
         if replica not in self._state.isr.maximal:
-            self._budget.charge(size, now)
+            self._budget.charge(size, now, size)
 
     # R83: A follower in step asks for nothing while its leader holds its fetch. Its broker asks about all such fetches
     # at a broker in one message, each with the incarnations of stream and partition, LeaderEpoch and number, and the
@@ -540,7 +540,7 @@ class Leader:
         if refused is None and fetch.offset is not None and fetch.offset != start:
             refused = before_log(state.view.key, start, fetch.offset)
         is_member = fetch.replica in state.isr.maximal
-        if refused is None and not is_member and (wait := self._budget.wait_s(now)):
+        if refused is None and not is_member and (wait := self._budget.wait_s(now, self.settings.fetch_max_bytes)):
             refused = over_budget(state.view.key, fetch.replica, wait)
         if refused is not None:
             return [Refuse(fetch.inbox, refused)]

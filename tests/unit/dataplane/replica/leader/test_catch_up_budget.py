@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from dataplane.replica.leader.catch_up_budget import ASKS_PER_S, RATE_LOOK_S, CatchUpBudget, Uncounted
+from dataplane.replica.leader.catch_up_budget import ASKS_PER_S, LONGEST_QUEUE_S, RATE_LOOK_S, CatchUpBudget, Uncounted
 from dataplane.replica.leader.leadership import SnapshotFetch
 from dataplane.replica.replica_effects import LeaderEffect, ProposeIsr, Refuse, Respond, SendSnapshot
 from tests.unit.dataplane.replica.cores import SETTINGS, Driver, of, view
@@ -75,9 +75,9 @@ def refusal(effects: list[LeaderEffect]) -> Code | None:
 def test_what_is_sent_in_a_time_is_bounded_by_the_rate() -> None:
     budget, now, sent = CatchUpBudget(lambda: RATE, 0.0), 0.0, 0
     while now < 10:
-        wait = budget.wait_s(now)
+        wait = budget.wait_s(now, FETCH)
         if not wait:
-            budget.charge(FETCH, now)
+            budget.charge(FETCH, now, FETCH)
             sent += FETCH
         now += wait or 0.0001
     assert RATE * 10 <= sent <= RATE * 11 + FETCH
@@ -87,15 +87,31 @@ def test_without_a_limit_nobody_waits_and_bytes_are_counted() -> None:
     counted = Uncounted()
     budget = CatchUpBudget(lambda: 0, 0.0, counted)
     for _ in range(5):
-        assert budget.wait_s(0.0) == 0.0
+        assert budget.wait_s(0.0, FETCH) == 0.0
         budget.charge(10**9, 0.0)
     assert (counted.catch_up_bytes, counted.catch_up_waits) == (5 * 10**9, 0)
+
+
+def test_answers_that_are_being_read_count_before_they_are_sent() -> None:
+    budget = CatchUpBudget(lambda: RATE, 0.0)
+    admitted = sum(budget.wait_s(0.0, FETCH) == 0.0 for _ in range(1_000))
+    assert admitted == -(-RATE // FETCH), "no more than the bucket holds, and a part of one answer"
+    budget.charge(FETCH // 2, 0.0, FETCH)
+    assert budget.wait_s(0.0, FETCH) == 0.0, "one was sent, and was smaller"
+    assert budget.wait_s(RATE_LOOK_S, FETCH) == 0.0, "those that were never sent are forgotten"
+
+
+def test_a_replica_is_never_asked_to_wait_much_longer_than_the_bucket_needs() -> None:
+    budget = CatchUpBudget(lambda: RATE, 0.0)
+    budget.charge(2 * RATE, 0.0)
+    waits = [budget.wait_s(0.0, FETCH) for _ in range(10_000)]
+    assert max(waits) <= 1.0 + LONGEST_QUEUE_S
 
 
 def test_replicas_that_are_refused_come_back_one_after_the_other() -> None:
     budget = CatchUpBudget(lambda: RATE, 0.0)
     budget.charge(RATE + 500, 0.0)
-    waits = [budget.wait_s(0.0) for _ in range(10)]
+    waits = [budget.wait_s(0.0, FETCH) for _ in range(10)]
     assert waits[0] == pytest.approx(0.5)
     assert [later - earlier for earlier, later in pairwise(waits)] == pytest.approx([1 / ASKS_PER_S] * 9)
 
@@ -105,10 +121,10 @@ def test_an_altered_rate_holds_soon() -> None:
     budget = CatchUpBudget(lambda: rates[-1], 0.0)
     budget.charge(2 * RATE, 0.0)
     rates.append(10 * RATE)
-    assert budget.wait_s(0.1) == pytest.approx(0.9)
-    assert budget.wait_s(RATE_LOOK_S + 0.001) == 0.0
+    assert budget.wait_s(0.1, FETCH) == pytest.approx(0.9)
+    assert budget.wait_s(RATE_LOOK_S + 0.001, FETCH) == 0.0
     budget.charge(11 * RATE, RATE_LOOK_S + 0.001)
-    assert budget.wait_s(RATE_LOOK_S + 0.002) == pytest.approx(1.1, abs=0.01)
+    assert budget.wait_s(RATE_LOOK_S + 0.002, FETCH) == pytest.approx(1.1, abs=0.01)
 
 
 # ---- the leader
