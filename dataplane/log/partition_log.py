@@ -246,7 +246,8 @@ class PartitionLog:
     def _finish_last(self) -> None:
         state = self._state
         try:
-            self._syncing.save_epochs(state.log_end_offset)
+            # An epoch that begins at the end has no record, by which an open would find it.
+            self._syncing.save_epochs(Offset(state.log_end_offset + 1))
             state.segments[-1].finish(state.log_end_offset)
         except OSError as error:
             raise state.failed(f"closing {state.segments[-1].path} failed: {error}") from error
