@@ -103,7 +103,7 @@ RAFT_MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "(l) a pre-vote is granted under a leader",
-        (RaftEngine._looks_for_leader, "and not hears_leader", ""),
+        (RaftEngine._looks_for_leader, "and not self._hears_leader() ", ""),
     ),
     _mutant(
         "(l) a question for a pre-vote tells nobody of a later term",
