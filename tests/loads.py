@@ -103,6 +103,11 @@ LOADS: Mapping[str, Load] = {
     ),
     "stream.repartition_status": Asked(({"name": SMALL},)),
     "stream.repartition_cancel": Asked(({"name": SMALL},)),
+    "stream.reassign": Asked(
+        ({"name": LARGE, "targets": {"0": ["b"]}, "dry_run": True}, {"name": LARGE, "targets": {"0": ["b"]}})
+    ),
+    "cluster.moves": Asked(({}, {"stream": LARGE})),
+    "stream.reassign_cancel": OF_LARGE,
     "stream.delete": Asked(({"name": NEW},)),
     "producer.init": Asked(),
     "partition.move_leader": Asked(({**OF_PARTITION, "broker": "a"},)),

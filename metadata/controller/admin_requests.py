@@ -447,7 +447,8 @@ class AdminRequests:
         stream = self._state.streams.get(StreamName(name))
         if stream is None:
             raise unknown_stream(name)
-        found = [self._find(name, number) for number in sorted({*partitions} or stream.partitions.keys())]
+        under_way = [number for number, known in stream.partitions.items() if known.reassignment is not None]
+        found = [self._find(name, number) for number in sorted({*partitions} or under_way)]
         items = [
             pb.ReassignmentStep(partition=ref_of(key), expected_epoch=known.epoch)
             for key, known in found

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from metadata.cluster.cluster_view import PIECE
 from metadata.cluster.model import Outcome, Partition, Stream
 from metadata.cluster.reassignment import in_sync, why_not_complete
 from metadata.controller.admin_requests import partition_targets
@@ -129,7 +130,7 @@ class ReassignmentAdmin:
         """Those that copy come first, and those that are cancelled last."""
         found: list[tuple[PartitionKey, Partition]] = []
         for keys in self._context.state.walk(lambda partition: partition.reassignment is not None):
-            yield 1 + len(keys)
+            yield PIECE + 2 * len(keys)
             for key in keys:
                 partition = self._context.state.partition(key)
                 if partition is not None and name in (None, key.stream) and (not numbers or key.partition in numbers):

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import click
@@ -197,7 +198,8 @@ async def _connected(
             await connect(
                 server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
             ) as client,
-            delays_reported(client),
+            # Without a terminal a refusal stays one sentence on stderr, for scripts.
+            delays_reported(client) if sys.stderr.isatty() else nullcontext(),
         ):
             await work(client)
         return

@@ -73,7 +73,10 @@ def test_every_command_of_a_cluster_takes_server_and_json(command: tuple[str, ..
 def test_the_help_names_every_subcommand() -> None:
     _, out, _ = invoke("--help")
     text = " ".join(out.split())
-    assert "stream Streams and their settings: create, list, describe, alter, repartition, copy, delete, set-" in text
+    assert (
+        "stream Streams and their settings: create, list, describe, alter, reassign, repartition, copy, delete, "
+        in text
+    )
     assert "subscribe Print the committed records of STREAM." in text
     for group in GROUPS:
         command = main.get_command(click.Context(main), group)
