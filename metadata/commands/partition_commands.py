@@ -210,59 +210,55 @@ def wanted_replicas(partition: Partition) -> tuple[BrokerId, ...]:
 
 # Keeps R84.
 def start_reassignments(ledger: Ledger, command: pb.StartReassignments) -> Steps[Outcome]:
-    refused = ledger.not_controller(command.controller_epoch)
-    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _start_one))
+    return _each_step(ledger, command, _start)
 
 
-def _start_one(
-    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
-    item: pb.ReassignmentStep,
-    partition: Partition,
-    min_isr: int,
-) -> tuple[Code | None, Partition]:
-    if item.expected_epoch != partition.epoch:
-        return Code.STALE_EPOCH, partition
+def _start(partition: Partition, min_isr: int) -> Code | Partition:
     if partition.reassignment is None or partition.reassignment.is_started:
-        return Code.BAD_REQUEST, partition
-    return None, reassignment.start(partition, min_isr=min_isr)
+        return Code.BAD_REQUEST
+    return reassignment.start(partition, min_isr=min_isr)
 
 
 # Keeps R84, R85.
 def complete_reassignments(ledger: Ledger, command: pb.CompleteReassignments) -> Steps[Outcome]:
-    refused = ledger.not_controller(command.controller_epoch)
-    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _complete_one))
+    return _each_step(ledger, command, _complete)
 
 
-def _complete_one(
-    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
-    item: pb.ReassignmentStep,
-    partition: Partition,
-    min_isr: int,
-) -> tuple[Code | None, Partition]:
-    if item.expected_epoch != partition.epoch:
-        return Code.STALE_EPOCH, partition
+def _complete(partition: Partition, min_isr: int) -> Code | Partition:
     if reassignment.why_not_complete(partition, min_isr) is not None:
-        return Code.NOT_ENOUGH_REPLICAS, partition
-    return None, reassignment.complete(partition, min_isr=min_isr)
+        return Code.NOT_ENOUGH_REPLICAS
+    return reassignment.complete(partition, min_isr=min_isr)
 
 
 # Keeps R85.
 def cancel_reassignments(ledger: Ledger, command: pb.CancelReassignments) -> Steps[Outcome]:
-    refused = ledger.not_controller(command.controller_epoch)
-    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _cancel_one))
+    return _each_step(ledger, command, _cancel)
 
 
-def _cancel_one(
-    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
-    item: pb.ReassignmentStep,
-    partition: Partition,
-    min_isr: int,
-) -> tuple[Code | None, Partition]:
-    if item.expected_epoch != partition.epoch:
-        return Code.STALE_EPOCH, partition
+def _cancel(partition: Partition, min_isr: int) -> Code | Partition:
     if partition.reassignment is None or partition.reassignment.is_cancelled:
-        return Code.BAD_REQUEST, partition
-    return None, reassignment.cancel(partition, min_isr=min_isr)
+        return Code.BAD_REQUEST
+    return reassignment.cancel(partition, min_isr=min_isr)
+
+
+def _each_step(
+    ledger: Ledger,
+    command: pb.StartReassignments | pb.CompleteReassignments | pb.CancelReassignments,
+    step: Callable[[Partition, int], Code | Partition],
+) -> Steps[Outcome]:
+    """Takes a step of each reassignment that the command names, unless its partition has changed. `step(partition,
+    min_isr)` returns the partition afterwards, or the refusal."""
+
+    def change(
+        _: Ledger, item: pb.ReassignmentStep, partition: Partition, min_isr: int
+    ) -> tuple[Code | None, Partition]:
+        if item.expected_epoch != partition.epoch:
+            return Code.STALE_EPOCH, partition
+        found = step(partition, min_isr)
+        return (found, partition) if isinstance(found, Code) else (None, found)
+
+    refused = ledger.not_controller(command.controller_epoch)
+    return refused if refused is not None else (yield from _each_partition(ledger, command.items, change))
 
 
 def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Steps[Outcome]:
