@@ -106,7 +106,7 @@ LOADS: Mapping[str, Load] = {
     "stream.reassign": Asked(
         ({"name": LARGE, "targets": {"0": ["b"]}, "dry_run": True}, {"name": LARGE, "targets": {"0": ["b"]}})
     ),
-    "cluster.moves": Asked(({}, {"stream": LARGE})),
+    "cluster.moves": Asked(({}, {"of_stream": LARGE})),
     "stream.reassign_cancel": OF_LARGE,
     "stream.delete": Asked(({"name": NEW},)),
     "producer.init": Asked(),

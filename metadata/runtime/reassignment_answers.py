@@ -9,7 +9,7 @@ from typing import Protocol
 from metadata.cluster.cluster_view import PIECE
 from metadata.cluster.model import Outcome, Partition, Stream
 from metadata.cluster.reassignment import in_sync, why_not_complete
-from metadata.controller.admin_requests import partition_targets
+from metadata.controller.admin_requests import partition_targets, unknown_stream
 from metadata.controller.descriptions import find_stream, report_of_leader
 from metadata.runtime.driver_context import MetadataContext
 from wire.errors import Code, TidelogError
@@ -101,11 +101,11 @@ class ReassignmentAdmin:
     @handles(CLUSTER_MOVES)
     async def moves(self, request: MovesRequest) -> Moves:
         """Brokers that do not answer leave nulls."""
-        if request.stream is not None:
-            find_stream(self._context.state, request.stream)
-        return await self._moves(request.stream, set(), asks=True)
+        if request.of_stream and StreamName(request.of_stream) not in self._context.state.streams:
+            raise TidelogError(Code.BAD_REQUEST, unknown_stream(request.of_stream).message)
+        return await self._moves(request.of_stream, set(), asks=True)
 
-    async def _moves(self, name: str | None, numbers: Collection[int], *, asks: bool) -> Moves:
+    async def _moves(self, name: str, numbers: Collection[int], *, asks: bool) -> Moves:
         """`numbers`: only of these partitions; none: of all."""
         state = self._context.state
         found = await in_turns(self._under_way(name, numbers))
@@ -126,14 +126,14 @@ class ReassignmentAdmin:
         ]
         return {"moves": moves, "total": len(found)}
 
-    def _under_way(self, name: str | None, numbers: Collection[int]) -> Steps[list[tuple[PartitionKey, Partition]]]:
+    def _under_way(self, name: str, numbers: Collection[int]) -> Steps[list[tuple[PartitionKey, Partition]]]:
         """Those that copy come first, and those that are cancelled last."""
         found: list[tuple[PartitionKey, Partition]] = []
         for keys in self._context.state.walk(lambda partition: partition.reassignment is not None):
             yield PIECE + 2 * len(keys)
             for key in keys:
                 partition = self._context.state.partition(key)
-                if partition is not None and name in (None, key.stream) and (not numbers or key.partition in numbers):
+                if partition is not None and name in ("", key.stream) and (not numbers or key.partition in numbers):
                     found.append((key, partition))
         return sorted(found, key=lambda each: (_is_cancelled(each[1]), not _is_started(each[1])))
 

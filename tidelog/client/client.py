@@ -475,9 +475,9 @@ class Client:
 
     async def moves(self, stream: str | None = None) -> Moves:
         """The partitions that get other replicas (of one stream, or of all), and how far they are. Raises
-        UnknownStream, NoServer."""
+        BadRequest (no such stream), NoServer."""
         self._check_open()
-        return await self._api.call(CLUSTER_MOVES, stream=None if stream is None else stream_name(stream))
+        return await self._api.call(CLUSTER_MOVES, of_stream="" if stream is None else stream_name(stream))
 
     async def delete_records(
         self, stream: str, before: Mapping[int, int | Literal["latest"]]

@@ -86,8 +86,8 @@ class CancelReassignmentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovesRequest:
-    stream: str | None = None
-    """None: of all."""
+    of_stream: str = ""
+    """Only of this one, which has to exist (else BAD_REQUEST); empty: of all."""
 
 
 STREAM_REASSIGN = Operation(
@@ -119,5 +119,4 @@ CLUSTER_MOVES = Operation(
     answer=Moves,
     help="the partitions that get other replicas, and how far they are",
     writes=False,
-    refusals=(Code.UNKNOWN_STREAM,),
 )

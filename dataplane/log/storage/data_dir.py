@@ -287,7 +287,7 @@ class DataDir:
         is_there = self.files.is_directory(directory)
         removed = self._free_name(directory) if sets_aside else directory.with_name(directory.name + _REMOVED_SUFFIX)
         try:
-            if not sets_aside:
+            if not sets_aside and self.files.is_directory(removed):
                 self.files.remove_tree(removed)  # the rest of a removal that failed
             if is_there:
                 self.files.rename(directory, removed)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metadata.runtime.admin_answers import Admin, RepartitionAdmin
+from metadata.runtime.reassignment_answers import ReassignmentAdmin
 from tidelog.server.api.handover import GroupRequests, TransactionRequests
 from wire.errors import Code, TidelogError
 from wire.operations import json_codec
@@ -20,7 +21,7 @@ EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_each_operation_has_one_handler() -> None:
     marked = [
         each
-        for kind in (Admin, RepartitionAdmin, GroupRequests, TransactionRequests)
+        for kind in (Admin, RepartitionAdmin, ReassignmentAdmin, GroupRequests, TransactionRequests)
         for each in handlers_of(object.__new__(kind))
     ]
     assert sorted(operation.name for operation in marked) == sorted(OPERATIONS)
