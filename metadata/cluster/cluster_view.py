@@ -82,6 +82,12 @@ class Cluster:
         """Whether only a decision that was lost when the cluster began anew may have given this incarnation."""
         return any(each.first <= decision <= each.last for each in self._contents.lost)
 
+    @property
+    def recovered_at(self) -> Generation:
+        """The last generation that was skipped when the cluster last began anew (`tidelog cluster recover`); 0: it
+        never did. What is decided since then has later ones."""
+        return self._contents.lost[-1].last if self._contents.lost else Generation(0)
+
     # Keeps R86.
     def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         """Whether a lost decision (`is_lost`) made the stream, or the partition, or may have made a broker its replica.

@@ -87,6 +87,13 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
     refused = (yield from _refused_folder(ledger, command, known)) if known is not None and not folder_same else None
     if refused is not None:
         return refused
+    # Keeps R90.
+    if command.HasField("recovered_at") and command.recovered_at < ledger.recovered_at >= command.last_incarnation:
+        return ledger.refuse(
+            Code.UNAVAILABLE,
+            f"{broker} does not know yet that the cluster began anew, and which logs it lacks; register again in a"
+            " moment",
+        )
     cache_survived = folder_same and command.page_cache_survived
     logs: dict[PartitionKey, LogEnd] = {}
     for key, end in chain.from_iterable(map(log_ends_of, command.logs)):
@@ -96,6 +103,11 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
     for key in chain(map(key_of, command.unsound), chain.from_iterable(map(logs_of, command.unsound_logs))):
         yield 1
         unsound[key] = Withdrawn(broker, "the replica's log is unsound")
+    if folder_same:
+        missing = Withdrawn(broker, _why_missing(ledger, broker))
+        for key in chain.from_iterable(map(logs_of, command.missing_logs)):
+            yield 1
+            unsound[key] = missing
     # The first registrations after an upgrade may come before the first controller epoch of this version.
     knows_ends = ledger.rules >= FURTHEST_LOG_LEADS or command.HasField("replace")
     other_folder = None
@@ -158,6 +170,24 @@ def _was_registered_unheard(ledger: Ledger, command: pb.RegisterBroker, known: B
     """Whether a decision that was lost when the cluster began anew registered it, and none did since."""
     last = Incarnation(command.last_incarnation)
     return command.folder_same and known.incarnation < last and ledger.is_lost(last)
+
+
+# R90: A partition whose replicas were moved by a decision that was lost begins empty nowhere. The first registration
+# with a folder after the cluster began anew (`tidelog cluster recover`) names the partitions of before of which the
+# metadata make the broker a replica and of which the folder has no log. That replica counts as unsound (R23): it leaves
+# the ISR, and the last one is withdrawn until an operator elects a leader. A registration by a state of before that is
+# refused until the broker knows the new one. With a manifest that is lost each registration names them (R22).
+# Hazard: Replicas that have removed their logs, because the partition was moved, lead it with empty ones, and the new
+# replicas are none by the metadata.
+# Not covered: A replica that was removed and added again by lost decisions has a log, and counts as it did before.
+def _why_missing(ledger: Ledger, broker: BrokerId) -> str:
+    """Why a replica without a log cannot lead."""
+    if not ledger.recovered_at:
+        return f"{broker} has lost its log, or has none yet"
+    return (
+        f"{broker} has no log of it: a decision that was lost when the cluster began anew may have moved it to other"
+        " brokers, whose logs are kept (operations.md, A lost majority)"
+    )
 
 
 def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Steps[Outcome | None]:

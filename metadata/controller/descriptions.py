@@ -451,7 +451,12 @@ def loss_form(
         "high_watermark": own.get("high_watermark"),
         "damage": own.get("damage"),
         "others": others,
-        "loss": _loss(chosen, own, others, has_other_folder=chosen in _of_other_folders(partition)),
+        "loss": "; ".join(
+            (
+                _loss(chosen, own, others, has_other_folder=chosen in _of_other_folders(partition)),
+                *_why_withdrawn(partition),
+            )
+        ),
     }
 
 
@@ -680,7 +685,13 @@ def _offline_form(key: str, partition: Partition) -> op.OfflinePartition:
             if not partition.is_withdrawn(replica) or replica in _of_other_folders(partition)
         ],
         "other_folder": [*_of_other_folders(partition)],
+        "reasons": _why_withdrawn(partition),
     }
+
+
+def _why_withdrawn(partition: Partition) -> list[str]:
+    """Returns the reasons for which replicas do not lead whatever starts."""
+    return [entry.reason for entry in partition.withdrawn if not entry.sound_incarnation]
 
 
 def _of_other_folders(partition: Partition) -> list[BrokerId]:

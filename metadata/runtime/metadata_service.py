@@ -345,6 +345,7 @@ class MetadataService:
         if context.closed:
             return self._told
         with self._fatal_if_it_fails():
+            self._registrar.check_is_of_this_beginning()
             if context.broker_id in changes.brokers:
                 incarnation = self._registrar.on_own_change()
                 if incarnation is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from random import random
 
 from metadata.cluster.cluster_view import PIECE
+from metadata.cluster.model import Partition
 from metadata.cluster.references import log_ends_to_pb, logs_to_pb
 from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.runtime.driver_context import MetadataContext
@@ -29,12 +30,14 @@ from wire.messaging.transport import Message
 from wire.protobuf import metadata_pb2 as pb
 from wire.retry import Retry
 from wire.turns import Steps, Turns, in_turns
-from wire.types import Incarnation, PartitionKey
+from wire.types import Generation, Incarnation, PartitionKey
 
 _log = logging.getLogger(__name__)
 
 SAY_EVERY_S = 5.0
 """Seconds between two lines about a registration that does not succeed."""
+MOST_NAMED = 10
+"""A log line names at most so many partitions, and counts the others."""
 MOST_LOGS_BYTES = 512 << 10
 """Limit of the log ends in a registration: those of some 40,000 partitions."""
 MOST_NAMED_BYTES = MAX_COMMAND_BYTES - (64 << 10)
@@ -49,8 +52,10 @@ class Registration:
     folder_same: bool
     page_cache_survived: bool
     unsound: tuple[PartitionKey, ...] = ()
-    held: frozenset[PartitionKey] | None = None
-    """Partitions that have a log, where the folder cannot show which ones lost theirs. None: it can."""
+    held: frozenset[PartitionKey] = frozenset()
+    """Partitions that have a log in the folder, as it was found."""
+    manifest_is_lost: bool = False
+    """The folder cannot show which partitions lost their log."""
     last_incarnation: Incarnation = Incarnation(0)
     earlier_lives: tuple[str, ...] = ()
     """Ids of processes since then, of which one may have been registered without learning it."""
@@ -84,6 +89,8 @@ class Registrar:
         self._unsound = unsound
         self._silent_life = ""
         """Id of the registered process that did not answer when it was asked."""
+        self._named_missing: list[PartitionKey] = []
+        """Missing logs that the broker's log has named."""
         self._is_due = asyncio.Event()
         self._say_at = 0.0
         """A refused attempt from then on, within SAY_EVERY_S, is logged as one of many."""
@@ -144,6 +151,18 @@ class Registrar:
             f" (incarnation {holder.incarnation}); give this process an id and a data folder of its own, or stop that"
             " one first",
         )
+
+    # Keeps R90.
+    def check_is_of_this_beginning(self) -> None:
+        """Raises TidelogError when the cluster began anew while this process ran: it would open empty logs in the place
+        of those that it has to name as missing."""
+        context = self._context
+        if context.incarnation is not None and context.incarnation <= context.state.recovered_at:
+            raise TidelogError(
+                Code.UNAVAILABLE,
+                f"the cluster began anew (tidelog cluster recover) while broker {context.broker_id} was running: start"
+                " the broker again",
+            )
 
     def on_own_change(self) -> Incarnation | None:
         """The registration under this broker's id has changed. Returns the incarnation of this process if it is new."""
@@ -221,14 +240,19 @@ class Registrar:
     def _command(self) -> Steps[pb.Command]:
         context, known = self._context, self._registration
         lost: list[pb.LogEnds] = []
+        missing: list[pb.LogEnds] = []
+        # First: a state that began anew meanwhile names others, and the registration is refused.
+        recovered_at = context.state.recovered_at
         if context.incarnation is None:
-            lost = yield from logs_to_pb([*known.unsound, *(yield from self._not_held())])
+            lost = yield from logs_to_pb(known.unsound)
+            missing = yield from logs_to_pb((yield from self._not_held(recovered_at)))
         ends = yield from log_ends_to_pb((yield from context.port.log_ends()))
         # No other task runs from here on, so none finds a log unsound that is not named. An attempt whose outcome was
         # unknown may have been applied since the beginning.
         again = context.incarnation is not None
         unsound = [*(() if again else lost), *Turns(logs_to_pb(self._unsound())).finish()]
-        named = sum(logs.ByteSize() for logs in unsound)
+        missing = [] if again else missing
+        named = sum(logs.ByteSize() for logs in (*unsound, *missing))
         return pb.Command(
             register_broker=pb.RegisterBroker(
                 broker=context.broker_id,
@@ -241,6 +265,8 @@ class Registrar:
                 folder_same=again or known.folder_same,
                 page_cache_survived=again or known.page_cache_survived,
                 unsound_logs=unsound,
+                missing_logs=missing,
+                recovered_at=recovered_at,
                 raft_address=known.raft_address,
                 replace=known.replace,
                 zone=known.zone,
@@ -250,16 +276,37 @@ class Registrar:
             )
         )
 
-    def _not_held(self) -> Steps[list[PartitionKey]]:
-        """Returns the partitions that this broker has to hold and does not, as far as known before it is registered;
-        the data plane withdraws the others when it receives their views."""
-        broker, held = self._context.broker_id, self._registration.held
+    # Keeps R90.
+    def _not_held(self, recovered_at: Generation) -> Steps[list[PartitionKey]]:
+        """Returns the partitions of this broker of which the folder has no log, and may have had one. `recovered_at`:
+        that of the state."""
+        known, broker = self._registration, self._context.broker_id
+        may_be_moved = known.last_incarnation <= recovered_at
+        if not known.manifest_is_lost and not (recovered_at and may_be_moved):
+            return []
+
+        def is_expected(partition: Partition) -> bool:
+            # What was made after the cluster began anew was moved by no decision that was lost.
+            is_older = may_be_moved and partition.incarnation <= recovered_at
+            return broker in partition.replicas and (known.manifest_is_lost or is_older)
+
         missing: list[PartitionKey] = []
-        if held is not None:
-            for keys in self._context.state.walk(lambda partition: broker in partition.replicas):
-                missing += (key for key in keys if key not in held)
-                yield PIECE
+        for keys in self._context.state.walk(is_expected):
+            missing += (key for key in keys if key not in known.held)
+            yield PIECE
+        self._name(missing)
         return missing
+
+    def _name(self, missing: list[PartitionKey]) -> None:
+        if missing and missing != self._named_missing:
+            self._named_missing = missing
+            shown = ", ".join(map(str, missing[:MOST_NAMED]))
+            more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+            _log.error(
+                "broker %s has no log of partitions that it is to hold, and leads none of them before others have given"
+                " it their records: %s%s",
+                self._context.broker_id, shown, more,
+            )  # fmt: skip
 
     def _as_many(self, ends: Sequence[pb.LogEnds], most_bytes: int) -> list[pb.LogEnds]:
         """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known."""

@@ -21,6 +21,8 @@
     register b [life=same] [folder=other|old|N] [cache=lost] [unsound=N,…]     `folder=N`: it last registered as life N
                 [logs=N:E@END,…]           the last record of its log of partition N is of LeaderEpoch E, and the
                                            log ends at END
+    recover                                the cluster begins anew, with this state: `tidelog cluster recover`
+    register b … knows=after|before [missing=N,…]     b knows that, or does not yet, and has no log of partition N
     register b … asks=no|replace [silent]  as this version does, which is refused an empty folder (folder=0) in place of
                                            another, and the id of a life that lives and has not been `silent`
     die b c [life=N] [epoch=N]
@@ -74,7 +76,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
+from metadata.cluster.cluster_recovery import advanced
 from metadata.cluster.model import Outcome, Partition
+from metadata.commands.cluster_state import ClusterState
 from metadata.controller.bootstrap import Claim
 from metadata.controller.controller import ControllerCore
 from metadata.controller.controller_effects import (
@@ -159,6 +163,7 @@ class MetadataScript:
             "give-up": self._step_of_reassignment,
             "moves": self._moves_shown,
             "routes": self._routes,
+            "recover": self._recover,
             "register": self._register,
             "die": self._die,
             "alter": self._alter,
@@ -457,8 +462,13 @@ class MetadataScript:
         generations = {stream: int(generation) for stream, generation in command.options.items()}
         self.core.repartitioning.on_adoption(BrokerId(command.words[0]), generations)
 
+    def _recover(self, _: Command) -> None:
+        state = ClusterState()
+        state.restore(advanced(self.cluster.state.snapshot()))
+        self.cluster.state = state
+
     def _register(self, command: Command) -> None:
-        command.check_options("life", "folder", "cache", "unsound", "asks", "logs")
+        command.check_options("life", "folder", "cache", "unsound", "asks", "logs", "missing", "knows")
         options = command.options
         name, folder = command.words[0], options.get("folder", "same")
         self._behaviour.setdefault(name, "answers")
@@ -470,6 +480,8 @@ class MetadataScript:
             page_cache_survived=options.get("cache") != "lost",
             same_life=options.get("life") == "same",
             unsound=[self._key(int(number)) for number in options.get("unsound", "").split(",") if number],
+            missing=[self._key(int(number)) for number in options.get("missing", "").split(",") if number],
+            recovered_at={None: None, "before": 0, "after": self.cluster.state.recovered_at}[options.get("knows")],
             replace=options["asks"] == "replace" if "asks" in options else None,
             silent_life=known.life_id if known is not None and "silent" in command.words else "",
             logs={

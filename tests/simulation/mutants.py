@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "logs that were lost with the manifest count as logs that were never here",
         (broker._replica, "if data_dir.manifest.is_lost:", "if False:"),
-        (Registrar._not_held, "if held is not None:", "if False:"),
+        (Registrar._not_held, "key not in known.held", "False"),
         rules=("R22",),
         scenario="lost files",
     ),
@@ -2089,6 +2089,22 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             rules=("R41",),
         ),
         "metadata/a_founder_in_a_flood",
+    ),
+    (
+        _mutant(
+            "a replica whose log a lost decision may have moved counts as one that was always empty",
+            (broker_commands.register_broker, "unsound[key] = missing", "pass"),
+            rules=("R90",),
+        ),
+        "metadata/logs_that_a_lost_decision_moved",
+    ),
+    (
+        _mutant(
+            "a broker that has the metadata of before the cluster began anew is registered",
+            (broker_commands.register_broker, "command.recovered_at < ledger.recovered_at", "False"),
+            rules=("R90",),
+        ),
+        "metadata/logs_that_a_lost_decision_moved",
     ),
     (
         _mutant(

@@ -757,6 +757,8 @@ class OfflinePartition(TypedDict):
     replica is left."""
     other_folder: list[str]
     """Those of them that have started with another data folder since."""
+    reasons: list[str]
+    """Why replicas are withdrawn that are not among these."""
 
 
 class OtherCluster(TypedDict):

@@ -304,6 +304,8 @@ class RegisterBroker(_message.Message):
     LOGS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    MISSING_LOGS_FIELD_NUMBER: _builtins.int
+    RECOVERED_AT_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     """one run of the process; a life registers once while it is alive"""
@@ -323,6 +325,8 @@ class RegisterBroker(_message.Message):
     """a registered life that was asked and has not answered"""
     zone: _builtins.str
     """where it runs; empty: not given"""
+    recovered_at: _builtins.int
+    """when the cluster last began anew, by the state that missing_logs go by; missing: of a version that did not name them"""
     @_builtins.property
     def unsound(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
         """as unsound_logs, of a version before that"""
@@ -343,6 +347,10 @@ class RegisterBroker(_message.Message):
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """sorted"""
 
+    @_builtins.property
+    def missing_logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEnds]:
+        """partitions of the broker of which the folder has no log, though it may have had one (R90)"""
+
     def __init__(
         self,
         *,
@@ -361,13 +369,20 @@ class RegisterBroker(_message.Message):
         logs: _abc.Iterable[Global___LogEnds] | None = ...,
         zone: _builtins.str = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        missing_logs: _abc.Iterable[Global___LogEnds] | None = ...,
+        recovered_at: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "replace", b"replace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_recovered_at", b"_recovered_at", "_replace", b"_replace", "recovered_at", b"recovered_at", "replace", b"replace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "tags", b"tags", "unsound", b"unsound", "unsound_logs", b"unsound_logs", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recovered_at", b"_recovered_at", "_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "missing_logs", b"missing_logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "recovered_at", b"recovered_at", "replace", b"replace", "silent_life", b"silent_life", "tags", b"tags", "unsound", b"unsound", "unsound_logs", b"unsound_logs", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__recovered_at: _TypeAlias = _typing.Literal["recovered_at"]  # noqa: Y015
+    _WhichOneofArgType__recovered_at: _TypeAlias = _typing.Literal["_recovered_at", b"_recovered_at"]  # noqa: Y015
     _WhichOneofReturnType__replace: _TypeAlias = _typing.Literal["replace"]  # noqa: Y015
     _WhichOneofArgType__replace: _TypeAlias = _typing.Literal["_replace", b"_replace"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recovered_at) -> _WhichOneofReturnType__recovered_at | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replace) -> _WhichOneofReturnType__replace | None: ...
 
 Global___RegisterBroker: _TypeAlias = RegisterBroker  # noqa: Y015

@@ -70,11 +70,13 @@ class Cluster:
         replace: bool | None = None,
         silent_life: str = "",
         logs: Mapping[PartitionKey, LogEnd] | None = None,
+        missing: Sequence[PartitionKey] = (),
+        recovered_at: int | None = None,
         zone: str = "",
         tags: Sequence[str] = (),
     ) -> Outcome:
         """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise.
-        `replace`: None: of a version that did not ask for it."""
+        `replace`, `recovered_at`: None: of a version that did not have it."""
         if not same_life:
             self.lives[broker] = self.lives.get(broker, 0) + 1
         known = self.state.brokers.get(BrokerId(broker))
@@ -92,6 +94,8 @@ class Cluster:
                     page_cache_survived=page_cache_survived,
                     unsound_logs=Turns(logs_to_pb(unsound)).finish(),
                     logs=Turns(log_ends_to_pb(logs or {})).finish(),
+                    missing_logs=Turns(logs_to_pb(missing)).finish(),
+                    recovered_at=recovered_at,
                     raft_address=f"{broker}:1",
                     replace=replace,
                     silent_life=silent_life,

@@ -182,7 +182,8 @@ def _show(found: ClusterStatus) -> None:
         ]
         waits_for = f"waits for {' or '.join(named)}"
         if not offline["waits_for"]:
-            waits_for = "no sound replica is left, see `tidelog partition elect-unclean --help`"
+            why = "".join(f" ({reason})" for reason in offline.get("reasons", []))
+            waits_for = f"no sound replica is left{why}, see `tidelog partition elect-unclean --help`"
         console().print(f"[red]offline[/]: {offline['partition']}, {waits_for}", highlight=False)
     _say_rest(found["offline_partitions"] - len(found.get("offline", [])), "offline")
     behind = found.get("under_replicated_partitions", [])

@@ -116,7 +116,7 @@ def test_only_the_report_of_a_serving_leader_counts(
 def test_the_cluster_status_names_partitions_in_trouble_and_the_brokers_that_they_wait_for() -> None:
     form = finished(cluster_form(three().state, SUBJECTS, {}, {}))
     assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
-    assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"], "other_folder": []}]
+    assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"], "other_folder": [], "reasons": []}]
     assert form["under_replicated_partitions"] == ["s/0"]
 
 
@@ -147,7 +147,12 @@ def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
     cluster.die("b")
     cluster.register("a", unsound=[cluster.key()])
     assert finished(cluster_form(cluster.state, SUBJECTS, {}, {}))["offline"] == [
-        {"partition": "s/0", "waits_for": [], "other_folder": []}
+        {
+            "partition": "s/0",
+            "waits_for": [],
+            "other_folder": [],
+            "reasons": ["the replica's log is unsound"],
+        }
     ]
 
 
@@ -156,7 +161,7 @@ def test_an_offline_partition_waits_for_the_folder_that_its_broker_had() -> None
     cluster.create(assignments=["a"])
     cluster.register("a", folder_same=False)
     offline = finished(cluster_form(cluster.state, SUBJECTS, {}, {}))["offline"]
-    assert offline == [{"partition": "s/0", "waits_for": ["a"], "other_folder": ["a"]}]
+    assert offline == [{"partition": "s/0", "waits_for": ["a"], "other_folder": ["a"], "reasons": []}]
 
 
 def test_a_loss_without_another_replica_is_told_without_a_hole() -> None:

@@ -1,6 +1,6 @@
 """Registrations, lives of a broker that follow one another, and the lease."""
 
-# Rules: R69.
+# Rules: R69, R90.
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from functools import partial
 
 import pytest
 
-from metadata.cluster.model import Outcome
+from metadata.cluster.cluster_recovery import advanced
+from metadata.cluster.model import Changes, Outcome
 from metadata.cluster.references import log_ends_of, logs_of
+from metadata.commands.cluster_state import ClusterState
 from metadata.raft.types import (
     MAX_COMMAND_BYTES,
     CommandTooLarge,
     RaftApplyFailed,
 )
 from metadata.runtime import registration
-from metadata.runtime.registration import Registration
+from metadata.runtime.registration import Registrar, Registration
 from tests.fake_nats import FakeTransport
 from tests.loop_steps import Lines
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Member, World, running, until
@@ -241,7 +243,7 @@ async def test_a_broker_looks_in_turns_for_the_logs_that_it_should_hold() -> Non
         assert len(keys) == 20_000
         registrar._context = replace(registrar._context, state=cluster.state, incarnation=None)
         for held in (frozenset[PartitionKey](), frozenset(keys)):
-            registrar._registration = replace(registrar._registration, held=held)
+            registrar._registration = replace(registrar._registration, held=held, manifest_is_lost=True)
             broker.logs = dict.fromkeys(held, LogEnd(LeaderEpoch(1), Offset(7)))
             command, lines, done = Turns(registrar._command()), Lines(), False
             while not done:
@@ -249,7 +251,7 @@ async def test_a_broker_looks_in_turns_for_the_logs_that_it_should_hold() -> Non
                 done = command.turn(LOOKS)
                 assert lines.end() < 60_000, "some 10 ms"
             told = command.finish().register_broker
-            assert [key for logs in told.unsound_logs for key in logs_of(logs)] == ([] if held else keys)
+            assert [key for logs in told.missing_logs for key in logs_of(logs)] == ([] if held else keys)
             assert {key for logs in told.logs for key, _ in log_ends_of(logs)} == held
 
 
@@ -433,7 +435,11 @@ async def test_a_broker_that_cannot_tell_which_logs_it_has_lost_leaves_the_isr_o
         assert incarnation is not None
         await world.brokers["c"].kill()
         registration = Registration(
-            folder_same=True, page_cache_survived=True, last_incarnation=incarnation, held=frozenset({held})
+            folder_same=True,
+            page_cache_survived=True,
+            last_incarnation=incarnation,
+            held=frozenset({held}),
+            manifest_is_lost=True,
         )
         await world.start("c", registration, life="2")
         await until(lambda: "c" not in world.view(lost.partition).isr)
@@ -476,3 +482,76 @@ async def test_a_registration_that_takes_long_is_told(
         await until(lambda: "not registered yet, and tries again: the controller has just changed" in caplog.text)
         is_refused = False
         await asyncio.wait_for(late.service.wait_registered(), 30)
+
+
+def recovered(state: ClusterState) -> None:
+    """The cluster begins anew with it."""
+    state.restore(advanced(state.snapshot()))
+
+
+async def missing_logs(registrar: Registrar) -> list[tuple[str, int]]:
+    told = Turns(registrar._command()).finish().register_broker
+    return [(key.stream, key.partition) for logs in told.missing_logs for key in logs_of(logs)]
+
+
+async def test_after_the_cluster_began_anew_a_broker_names_the_logs_that_it_does_not_have() -> None:
+    async with running("a") as world:
+        registrar = world.brokers["a"].service._registrar
+        cluster = Cluster("a", "b")
+        cluster.create("moved", ["a b"])
+        cluster.create("kept", ["a b"])
+        cluster.create("elsewhere", ["b"])
+        state, folder = cluster.state, Incarnation(cluster.incarnation("a"))
+        held = frozenset({cluster.key(name="kept")})
+        registrar._context = replace(registrar._context, state=state, incarnation=None)
+        registrar._registration = replace(registrar._registration, held=held, last_incarnation=folder)
+        assert await missing_logs(registrar) == [], "a partition may have been made a moment ago"
+        recovered(state)
+        cluster.begin_controller_epoch("b")
+        cluster.register("a")
+        cluster.register("b")
+        cluster.create("later", ["a b"])
+        assert await missing_logs(registrar) == [("moved", 0)]
+        told = Turns(registrar._command()).finish().register_broker
+        assert told.recovered_at == state.recovered_at < state.streams[StreamName("later")].incarnation
+        # The folder of a broker that was registered by a decision that was lost, and that of one that is since then.
+        registrar._registration = replace(registrar._registration, last_incarnation=Incarnation(state.recovered_at))
+        assert await missing_logs(registrar) == [("moved", 0)]
+        since = Incarnation(cluster.incarnation("a"))
+        registrar._registration = replace(registrar._registration, last_incarnation=since)
+        assert await missing_logs(registrar) == []
+
+
+async def test_a_broker_that_knows_the_metadata_of_before_registers_when_it_knows_the_new_ones() -> None:
+    async with running("a", "b") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 1, "replication_factor": 2}))
+        await until(lambda: len(world.brokers["b"].views) == 1)
+        incarnation = world.brokers["b"].service.incarnation
+        assert incarnation is not None
+        await world.brokers["b"].kill()
+        here = world.brokers["a"].service.state
+        broker = world.make("b", Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation))
+        old, new = broker.service.state, ClusterState()
+        old.restore(here.snapshot())
+        new.restore(advanced(here.snapshot()))
+        known = [Turns(broker.service._registrar._command()).finish()]
+        recovered(old)
+        known.append(Turns(broker.service._registrar._command()).finish())
+        outcomes = [new.apply(command.SerializeToString()) for command in known]
+        assert [outcome.code for outcome in outcomes] == [Code.UNAVAILABLE, None]
+        assert outcomes[0].code is not None
+        assert outcomes[0].code.retriable
+
+
+async def test_a_process_that_was_registered_before_the_cluster_began_anew_is_over() -> None:
+    """It would open empty logs in the place of those that it has to name."""
+    async with running("a") as world:
+        broker = world.brokers["a"]
+        await world.api("stream.create", **(CREATE | {"partitions": 1, "replication_factor": 1}))
+        await until(lambda: len(broker.views) == 1)
+        views = dict(broker.views)
+        recovered(broker.service.state)
+        broker.service._on_changes(Changes(partitions=tuple(views)))
+        await until(lambda: bool(broker.fatal))
+        assert "start the broker again" in broker.fatal[0].message
+        assert broker.views == views
