@@ -398,6 +398,8 @@ class Broker:
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes, producers=self.context.storage.producers)
             replica = _replica(view.key, config, self._data_dir)
+            if view.leader in (None, self.context.broker):  # no leader has its records
+                replica.take_back = partial(self._data_dir.take_back, view.key)
             self._add(replica)
         if replica.assigned_at is None:
             replica.assigned_at = self.context.metadata.generation
@@ -420,7 +422,8 @@ class Broker:
     # removes a log. Where the cluster has begun anew the assignment may be a decision that was lost, unless this
     # process has seen one that is not; the log is kept under another name then. A partition that comes back while its
     # log is removed waits for the end of that, and begins with an empty log; one whose log is still there reconciles it
-    # as any replica outside the ISR.
+    # as any replica outside the ISR. A broker that becomes a replica while nobody leads takes the log back that it has
+    # kept so, with its HW: an operator may let it lead, and another leader that lacks some of it is known (R74).
     # Hazard: A state that is older than an assignment removes the only copy; a removal that takes the log of the
     # partition's next replica.
     def _leave(self, key: PartitionKey) -> asyncio.Task[None] | None:
@@ -447,8 +450,12 @@ class Broker:
         try:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
-            await replica.leave_manifest(self.context)
             is_lost = self.context.metadata.is_of_lost_decisions(replica.key, replica.assigned_at)
+            if is_lost:
+                await self.context.loop.run_in_executor(
+                    self.context.executor, self._data_dir.file_checkpoint, replica.key
+                )
+            await replica.leave_manifest(self.context)
             async with self._removing:
                 kept = await self.context.loop.run_in_executor(
                     self.context.executor, partial(self._data_dir.remove_partition, replica.key, sets_aside=is_lost)
@@ -457,8 +464,9 @@ class Broker:
                 _log.error(
                     "partition %s is not this broker's, and a decision that was lost when the cluster began anew"
                     " (tidelog cluster recover) may have made it, or placed it here: its log is kept in %s. `tidelog"
-                    " log dump --records` reads it; remove the folder when the partition has these records, or nobody"
-                    " needs them",
+                    " log dump --records` reads it. If the partition is offline, and lacks these records, `tidelog"
+                    " stream reassign` it to this broker, which takes the log back then. Remove the folder when the"
+                    " partition has these records, or nobody needs them",
                     replica.key, kept,
                 )  # fmt: skip
         except (OSError, DataDirError) as e:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,6 +146,9 @@ class Replica:
         self.assigned_at: Generation | None = None
         """A generation of the cluster state by which this broker has the replica; None: only an earlier process may
         have had it, by a state that is not known."""
+        self.take_back: Callable[[], Path | None] = lambda: None
+        """Called before the log is opened, where the log of an earlier time may take its place: renames that one, and
+        returns the name that it had. Blocking."""
         self.history = History()
         self.traffic = TrafficMeter()
         """That of clients with this replica, whatever its roles."""
@@ -175,7 +179,10 @@ class Replica:
     def _open_log(
         self, *, page_cache_survived: bool = False, left_in_order: bool = False
     ) -> tuple[PartitionLog, RecoveryReport]:
-        """Blocking. Damage is recorded. Raises LogDamaged, NoSpace."""
+        """Blocking. Damage is recorded. Raises LogDamaged, NoSpace, DataDirError."""
+        kept = self.take_back()
+        if kept is not None:
+            _log.warning("partition %s: nobody leads it, so its log in %s is taken back", self.key, kept)
         partition_log, report = PartitionLog.open(
             self.directory,
             self._config,

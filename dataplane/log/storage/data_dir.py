@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
-from dataplane.log.storage.checkpoints import read_file, replace_file
+from dataplane.log.storage.checkpoints import OffsetCheckpoint, read_file, read_offsets, replace_file, write_offsets
 from dataplane.log.storage.files import REAL_FILES, is_no_space
 from dataplane.log.storage.log_errors import DataDirError, NoSpace
 from dataplane.log.storage.manifest import MANIFEST_FILE, Manifest, ManifestEntry
@@ -302,6 +302,42 @@ class DataDir:
                 f"{directory} cannot be removed ({error.strerror or error}): check its rights"
             ) from error
         return None
+
+    def file_checkpoint(self, key: PartitionKey) -> None:
+        """Writes into the partition's folder what the manifest says of its log, which is to be set aside. So it stays
+        known how far it was committed. Blocking; the log must be closed. Raises DataDirError."""
+        directory, committed = self.partition_directory(key), self.manifest_entry(key).committed
+        if committed is None or committed.recovery_point is None or not self.files.is_directory(directory):
+            return
+        filed = read_offsets(self.files, directory)
+        start = committed.log_start_offset if filed is None else filed.log_start_offset
+        ends = [(committed.high_watermark, committed.recovery_point), *([] if filed is None else [filed[:2]])]
+        high_watermark, recovery_point = map(max, zip(*ends, strict=True))
+        try:
+            write_offsets(self.files, directory, OffsetCheckpoint(high_watermark, recovery_point, start))
+        except OSError as error:
+            raise DataDirError(
+                f"{directory} cannot be written ({error.strerror or error}): check its rights and the disk"
+            ) from error
+
+    def take_back(self, key: PartitionKey) -> Path | None:
+        """Where the partition has no log, the one that was set aside last is its log again, durably. Returns the name
+        that this one had; None: there is none, or the partition has a log. Blocking. Raises DataDirError."""
+        directory = self.partition_directory(key)
+        if self.files.is_directory(directory) or not self.files.is_directory(directory.parent):
+            return None
+        set_aside = re.compile(re.escape(directory.name + SET_ASIDE_SUFFIX) + r"(?:-(\d+))?")
+        found = filter(None, map(set_aside.fullmatch, self.files.names(directory.parent)))
+        newest = max(found, key=lambda name: int(name[1] or 1), default=None)
+        if newest is None:
+            return None
+        last = directory.with_name(newest[0])
+        try:
+            self.files.rename(last, directory)
+            self.files.sync_directory(directory.parent)
+        except OSError as error:
+            raise DataDirError(f"{last} cannot be renamed ({error.strerror or error}): check its rights") from error
+        return last
 
     def _free_name(self, directory: Path) -> Path:
         """Returns the name under which it is set aside: `0-1.lost`, and `0-1.lost-2` where that is taken."""

@@ -262,6 +262,65 @@ async def test_a_lost_majority_is_recovered_from_one_voter(tmp_path: Path) -> No
             assert await all_of_it()
 
 
+@pytest.mark.timeout(600)
+async def test_records_that_a_lost_decision_moved_come_back(tmp_path: Path) -> None:
+    """The voter was away while two partitions were moved to b4, and their former replicas removed the logs."""
+    values = [str(number).encode() for number in range(100)]
+    with dev_cluster(tmp_path / "cluster", nodes=4) as cluster:
+        async with await tidelog.connect(cluster.nats_url, api_timeout=LIMIT) as client:
+            for stream, brokers in (("moved", "b1"), ("half", "b1,b2")):
+                await client.create_stream(stream, config={"placement": f"pinned:{brokers}"})
+                async with client.producer(stream) as producer:
+                    await producer.send_many(values)
+            await wait_in_sync(cluster.nats_url, "half", timeout=LIMIT)
+            cluster.kill("b3")
+            await client.reassign("moved", {0: ["b4"]})
+            await client.reassign("half", {0: ["b4", "b2"]})
+
+            async def is_moved() -> bool:
+                left = [*cluster.broker_dir("b1").glob("moved-*/*"), *cluster.broker_dir("b1").glob("half-*/*")]
+                return not left and (await client.moves())["total"] == 0
+
+            await until(is_moved, "the moves, and the removal of the logs on b1", 4 * LIMIT)
+            for broker in ("b1", "b2", "b4"):
+                cluster.kill(broker)
+            done = tidelog_command("cluster", "recover", str(cluster.broker_dir("b3")), "--accept-loss")
+            assert done.returncode == 0, done.stderr
+            for broker in ("b1", "b2"):
+                folder = cluster.broker_dir(broker)
+                shutil.rmtree(folder / "raft")
+                shutil.copytree(cluster.broker_dir("b3") / "raft", folder / "raft")
+            for broker in cluster.broker_ids:
+                cluster.start_broker(broker)
+            cluster.wait_ready(4 * LIMIT)
+
+            async def read(stream: str) -> bool:
+                return values == [record.value async for record in client.consume(stream, stop="latest")]
+
+            # One replica of half still had its log; of moved nobody leads, and b4 keeps its log.
+            await until(lambda: read("half"), "the records of half")
+            (offline,) = (await client.cluster_status())["offline"]
+            assert (offline["partition"], offline["waits_for"]) == ("moved/0", [])
+            assert "b1 has no log of it" in offline["reasons"][0]
+            kept = await until(lambda: [*cluster.broker_dir("b4").glob("moved-*/0-*.lost")], "the log that b4 keeps")
+            election = ("partition", "elect-unclean", "moved", "0")
+            told = tidelog_command(*election, "b1", "--server", cluster.nats_url)
+            assert (told.returncode, "b1 has no log of it" in told.stderr) == (1, True), told
+            await client.reassign("moved", {0: ["b4"]})
+            await until(lambda: not kept[0].exists(), "b4 to take its log back")
+            done = tidelog_command(*election, "b4", "--accept-loss", "--yes", "--server", cluster.nats_url)
+            assert done.returncode == 0, done.stderr
+            await until(lambda: read("moved"), "the records of moved")
+
+            async def is_over() -> bool:
+                (partition,) = (await client.describe("moved"))["partitions"]
+                return (await client.moves())["total"] == 0 and partition["replicas"] == ["b4"]
+
+            await until(is_over, "the end of the reassignment", 4 * LIMIT)
+            assert await read("moved")
+            assert (await client.cluster_status())["offline_partitions"] == 0
+
+
 async def test_a_cluster_that_begins_anew_with_an_old_voter_removes_no_log_and_loses_no_record(tmp_path: Path) -> None:
     """The voter was away while a stream was made, others got records, and a broker registered."""
     with dev_cluster(tmp_path / "cluster") as cluster:

@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.broker import _CLOSED_AT_ONCE, Broker
-from dataplane.log.storage.manifest import Manifest
+from dataplane.broker.replica import Replica
+from dataplane.log.storage.manifest import Manifest, ManifestEntry
 from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
-from wire.types import Generation, PartitionGone, PartitionKey, PartitionView
+from wire.types import BrokerId, Generation, PartitionGone, PartitionKey, PartitionView
 
 LAG = 0.05
 
@@ -57,10 +58,25 @@ class FakeMetadata:
 class FakeDataDir:
     def __init__(self) -> None:
         self.manifest = Manifest(SimDisk(), Path("/"), {})
+        self.files, self.pool = SimDisk(), None
+        self.filed: set[int] = set()
         self.removed: dict[int, bool] = {}
         """Whether its log was set aside, by partition."""
 
+    def partition_directory(self, key: PartitionKey) -> Path:
+        return Path(f"/{key.partition}")
+
+    def file_checkpoint(self, key: PartitionKey) -> None:
+        self.filed.add(key.partition)
+
+    def manifest_entry(self, key: PartitionKey) -> ManifestEntry:
+        return self.manifest.entry(str(key.partition))
+
+    def take_back(self, key: PartitionKey) -> Path:
+        return Path(f"/{key.partition}.lost")
+
     def remove_partition(self, key: PartitionKey, *, sets_aside: bool) -> Path | None:
+        assert sets_aside == (key.partition in self.filed)
         self.removed[key.partition] = sets_aside
         return Path(f"/{key.partition}.lost") if sets_aside else None
 
@@ -195,7 +211,19 @@ async def test_a_log_is_set_aside_where_no_present_decision_gave_this_broker_the
         assert await broker.close()
     assert cast(Any, broker._data_dir).removed == {0: False, 1: True}
     (line,) = [record.message for record in caplog.records if "/1.lost" in record.message]
-    assert "remove the folder" in line
+    assert "tidelog stream reassign" in line
+
+
+@pytest.mark.parametrize(("leader", "takes"), [(None, True), (A, True), (B, False)])
+async def test_a_log_that_was_set_aside_is_taken_back_where_no_other_broker_leads(
+    leader: BrokerId | None, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replica, "on_view", lambda *_: None)
+    broker = broker_with()
+    broker.on_partitions([replace(view(A, B), leader=leader)])
+    (replica,) = broker._replicas.values()
+    assert (replica.take_back() is not None) is takes
+    await broker.close()
 
 
 async def test_a_broker_that_ends_does_not_wait_for_logs_whose_removal_has_not_begun() -> None:

@@ -87,6 +87,48 @@ def test_a_log_of_the_same_partition_is_set_aside_beside_the_one_of_before(batch
     assert opened(disk).list_partitions() == [OLD]
 
 
+def test_a_log_that_is_taken_back_knows_how_far_it_was_committed(batches: Batches) -> None:
+    """It left the manifest, and the process that takes it back is another one."""
+    disk = SimDisk()
+    data_dir = opened(disk)
+    log, _ = PartitionLog.open(
+        data_dir.partition_directory(OLD), CONFIG, files=disk, pool=data_dir.pool, entry=data_dir.manifest_entry(OLD)
+    )
+    batches.fill(log, 5)
+    log.sync()
+    log.checkpoint_high_watermark(Offset(4))
+    log.close()
+    data_dir.file_checkpoint(OLD)
+    data_dir.manifest_entry(OLD).remove()
+    data_dir.write_manifest()
+    kept = data_dir.remove_partition(OLD, sets_aside=True)
+    data_dir.close()
+    disk.lose_power(SURVIVALS[0], Random(1))
+    again = opened(disk)
+    assert again.take_back(OLD) == kept
+    assert again.take_back(OLD) is None, "the partition has a log"
+    disk.lose_power(SURVIVALS[0], Random(1))
+    entry = again.manifest_entry(OLD)
+    assert entry.committed is None
+    log, report = PartitionLog.open(again.partition_directory(OLD), CONFIG, files=disk, pool=again.pool, entry=entry)
+    assert report.damaged is None
+    assert (log.log_end_offset, log.high_watermark) == (5, 4)
+
+
+def test_of_several_logs_that_were_set_aside_the_newest_is_taken_back(batches: Batches) -> None:
+    disk = SimDisk()
+    data_dir = opened(disk)
+    assert data_dir.take_back(OLD) is None
+    for records in (3, 2):
+        log = log_of(data_dir, OLD)
+        batches.fill(log, records)
+        log.close()
+        assert data_dir.remove_partition(OLD, sets_aside=True) is not None
+    assert data_dir.take_back(NEW) is None, "it is of another life of the stream"
+    assert data_dir.take_back(OLD) == data_dir.partition_directory(OLD).with_name("0-1.lost-2")
+    assert log_of(data_dir, OLD).log_end_offset == 2
+
+
 def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
     disk = SimDisk()
     data_dir = filled(disk, batches)
