@@ -56,7 +56,7 @@ from dataplane.broker.upkeep.scrub import Scrubber
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery.log_recovery import RecoveryReport
 from dataplane.log.storage.data_dir import DataDir
-from dataplane.log.storage.log_errors import DataDirError, LogDamaged
+from dataplane.log.storage.log_errors import DataDirError, LogDamaged, NoSpace
 from dataplane.replica.derived.producer_table import ProducerLimits, ProducerTable
 from dataplane.replica.history import History
 from wire.errors import Code, TidelogError
@@ -75,6 +75,7 @@ from wire.protobuf.tidelog_pb2 import PartitionNotification
 from wire.turns import Steps, in_turns, pieces
 from wire.types import (
     DrainAnswer,
+    Generation,
     Incarnation,
     LeaderEpoch,
     LeaderMove,
@@ -241,6 +242,8 @@ class Broker:
         self._not_ours: dict[PartitionKey, None] = {}
         """Logs in the data folder that are still to be removed, for the partitions are not this broker's any more."""
         self._leaving_all: asyncio.Task[None] | None = None
+        self._has_unremoved = False
+        """A log that is not this broker's could not be removed."""
         self._closed = False
         for replica in replicas:
             self._add(replica)
@@ -362,7 +365,9 @@ class Broker:
         self._data_dir.manifest.settled()
         keys = sorted(self._unknown)
         self._unknown.clear()
-        if keys:
+        if not keys:
+            self._settle()
+        else:
             _log.info("%d partitions are not this broker's any more; their logs go: %s", len(keys), _named(keys))
             self._not_ours = dict.fromkeys(keys)
             self._leaving_all = self.context.loop.create_task(self._leave_all())
@@ -377,6 +382,30 @@ class Broker:
                 del self._not_ours[key]
             if tasks:
                 await asyncio.wait(tasks)
+                self._has_unremoved |= any(task.cancelled() or task.exception() is not None for task in tasks)
+        if not self._closed:
+            self._settle()
+
+    # Keeps R86.
+    def _settle(self) -> None:
+        """Every log in the data folder is of a partition that the metadata have given this broker. After the cluster
+        began anew that is written down: what goes later goes by decisions that are known."""
+        recovered_at = self.context.metadata.recovered_at
+        if not recovered_at or self._has_unremoved or self._data_dir.settled > recovered_at:
+            return
+        try:
+            self._data_dir.settle()
+        except (DataDirError, NoSpace) as e:
+            _log.warning("logs that leave this broker while it is down will be kept: %s", e)
+
+    # Keeps R86.
+    def _given_at(self, replica: Replica) -> Generation | None:
+        """Returns a generation of the cluster state by which this broker has the replica; None: it may have it by a
+        state of before the cluster began anew."""
+        if replica.assigned_at is not None:
+            return replica.assigned_at
+        settled = self._data_dir.settled
+        return Generation(settled) if settled > self.context.metadata.recovered_at else None
 
     def _is_followed(self, change: PartitionView | PartitionGone) -> bool:
         return isinstance(change, PartitionGone) or change.leader != self.context.broker
@@ -420,10 +449,11 @@ class Broker:
     # R86: The log of a replica that is removed goes with it, by a state in which this process is registered: every
     # assignment that an earlier process of the broker knew of stands in front of the registration, so no older state
     # removes a log. Where the cluster has begun anew the assignment may be a decision that was lost, unless this
-    # process has seen one that is not; the log is kept under another name then. A partition that comes back while its
-    # log is removed waits for the end of that, and begins with an empty log; one whose log is still there reconciles it
-    # as any replica outside the ISR. A broker that becomes a replica while nobody leads takes the log back that it has
-    # kept so, with its HW: an operator may let it lead, and another leader that lacks some of it is known (R74).
+    # process has seen one that is not, or an earlier one had no log left but those of such assignments, and has written
+    # that down; the log is kept under another name then. A partition that comes back while its log is removed waits for
+    # the end of that, and begins with an empty log; one whose log is still there reconciles it as any replica outside
+    # the ISR. A broker that becomes a replica while nobody leads takes the log back that it has kept so, with its HW:
+    # an operator may let it lead, and another leader that lacks some of it is known (R74).
     # Hazard: A state that is older than an assignment removes the only copy; a removal that takes the log of the
     # partition's next replica.
     def _leave(self, key: PartitionKey) -> asyncio.Task[None] | None:
@@ -450,7 +480,7 @@ class Broker:
         try:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
-            is_lost = self.context.metadata.is_of_lost_decisions(replica.key, replica.assigned_at)
+            is_lost = self.context.metadata.is_of_lost_decisions(replica.key, self._given_at(replica))
             if is_lost:
                 await self.context.loop.run_in_executor(
                     self.context.executor, self._data_dir.file_checkpoint, replica.key
@@ -470,6 +500,7 @@ class Broker:
                     replica.key, kept,
                 )  # fmt: skip
         except (OSError, DataDirError) as e:
+            self._has_unremoved = True
             _log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
 
     # ------------------------------------------------------------------ events

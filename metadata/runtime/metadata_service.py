@@ -242,6 +242,11 @@ class MetadataService:
         """The generation of the cluster state that is applied."""
         return self.state.generation
 
+    @property
+    def recovered_at(self) -> Generation:
+        """See `Cluster.recovered_at`."""
+        return self.state.recovered_at
+
     def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         """See `Cluster.is_of_lost_decisions`."""
         return self.state.is_of_lost_decisions(key, assigned_at)

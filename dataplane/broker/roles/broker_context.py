@@ -132,6 +132,11 @@ class MetadataPort(Protocol):
         """The generation of the cluster state that is applied."""
         ...
 
+    @property
+    def recovered_at(self) -> Generation:
+        """The last generation before the cluster last began anew; 0: it never did."""
+        ...
+
     def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         """The partition may have been made, or given to this broker, by a decision that was lost when the cluster began
         anew. `assigned_at`: the generation of the state by which this broker has it; None: an earlier process had it.

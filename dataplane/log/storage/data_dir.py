@@ -83,6 +83,8 @@ class Identity:
     clean: bool = False
     manifest: bool = False
     """The folder has one. False: an earlier version wrote this, and a manifest that is there may be out of date."""
+    settled: Incarnation = Incarnation(0)
+    """The last incarnation that is known to have had no log here but those that the metadata gave it; 0: none."""
 
 
 class DataDir:
@@ -183,6 +185,17 @@ class DataDir:
     def lives(self) -> tuple[str, ...]:
         """Ids of the lives of which one may be the last registered."""
         return self._identity.lives
+
+    @property
+    def settled(self) -> Incarnation:
+        """The last incarnation that is known to have had no log here but those that the metadata gave it; 0: none. Logs
+        that were made since then were given by later metadata."""
+        return self._identity.settled
+
+    def settle(self) -> None:
+        """The incarnation that was recorded last has no log here but those that the metadata give it. Blocking. Raises
+        DataDirError, NoSpace."""
+        self._write(replace(self._identity, settled=self._identity.last_incarnation or Incarnation(0)))
 
     @property
     def left_in_order(self) -> bool:
@@ -420,6 +433,7 @@ def _decode(content: bytes, path: Path) -> Identity:
         )
     values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
     values["manifest"] = values.get("manifest", False)
+    values["settled"] = values.get("settled", 0)
     return Identity(**{field.name: values[field.name] for field in fields(Identity)})
 
 

@@ -1,7 +1,7 @@
 """A namespace has one cluster: a broker that would found a second one stops, and where there are two all brokers say
 so."""
 
-# Rules: R41, R70.
+# Rules: R41, R70, R86, R90.
 
 from __future__ import annotations
 
@@ -302,12 +302,16 @@ async def test_records_that_a_lost_decision_moved_come_back(tmp_path: Path) -> N
             (offline,) = (await client.cluster_status())["offline"]
             assert (offline["partition"], offline["waits_for"]) == ("moved/0", [])
             assert "b1 has no log of it" in offline["reasons"][0]
-            kept = await until(lambda: [*cluster.broker_dir("b4").glob("moved-*/0-*.lost")], "the log that b4 keeps")
+
+            async def kept_logs() -> list[Path]:
+                return [*cluster.broker_dir("b4").glob("moved-*/0-*.lost")]
+
+            (kept,) = await until(kept_logs, "the log that b4 keeps")
             election = ("partition", "elect-unclean", "moved", "0")
             told = tidelog_command(*election, "b1", "--server", cluster.nats_url)
             assert (told.returncode, "b1 has no log of it" in told.stderr) == (1, True), told
             await client.reassign("moved", {0: ["b4"]})
-            await until(lambda: not kept[0].exists(), "b4 to take its log back")
+            await until(lambda: not kept.exists(), "b4 to take its log back")
             done = tidelog_command(*election, "b4", "--accept-loss", "--yes", "--server", cluster.nats_url)
             assert done.returncode == 0, done.stderr
             await until(lambda: read("moved"), "the records of moved")
@@ -319,6 +323,27 @@ async def test_records_that_a_lost_decision_moved_come_back(tmp_path: Path) -> N
             await until(is_over, "the end of the reassignment", 4 * LIMIT)
             assert await read("moved")
             assert (await client.cluster_status())["offline_partitions"] == 0
+
+            # b2 has had no logs but its own since the cluster began anew. What goes while it is down is removed.
+            await wait_in_sync(cluster.nats_url, "half", timeout=LIMIT)
+            cluster.kill("b2")
+
+            async def is_led_alone() -> bool:
+                (partition,) = (await client.describe("half"))["partitions"]
+                return (partition["leader"], partition["isr"]) == ("b1", ["b1"])
+
+            await until(is_led_alone, "b1 to lead alone", 4 * LIMIT)
+            await client.reassign("half", {0: ["b1", "b4"]})
+
+            async def is_left() -> bool:
+                (partition,) = (await client.describe("half"))["partitions"]
+                return (await client.moves())["total"] == 0 and partition["replicas"] == ["b1", "b4"]
+
+            await until(is_left, "b2 to be no replica", 4 * LIMIT)
+            cluster.start_broker("b2")
+            cluster.wait_ready(4 * LIMIT)
+            await until(lambda: not [*cluster.broker_dir("b2").glob("half-*/*")], "b2 to remove the log")
+            assert await read("half")
 
 
 async def test_a_cluster_that_begins_anew_with_an_old_voter_removes_no_log_and_loses_no_record(tmp_path: Path) -> None:

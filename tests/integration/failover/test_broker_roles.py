@@ -134,6 +134,10 @@ class Metadata:
     def generation(self) -> Generation:
         return Generation(1)
 
+    @property
+    def recovered_at(self) -> Generation:
+        return Generation(0)
+
     def is_of_lost_decisions(self, key: PartitionKey, assigned_at: Generation | None) -> bool:
         return False
 

@@ -7,18 +7,20 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from dataplane.broker.broker import _CLOSED_AT_ONCE, Broker
 from dataplane.broker.replica import Replica
+from dataplane.log.storage.log_errors import DataDirError
 from dataplane.log.storage.manifest import Manifest, ManifestEntry
 from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
-from wire.types import BrokerId, Generation, PartitionGone, PartitionKey, PartitionView
+from wire.types import BrokerId, Generation, Incarnation, PartitionGone, PartitionKey, PartitionView
 
 LAG = 0.05
 
@@ -49,6 +51,7 @@ class FakeMetadata:
     """Of a cluster that has begun anew."""
 
     generation = Generation(5)
+    recovered_at = Generation(3)
 
     @staticmethod
     def is_of_lost_decisions(_key: PartitionKey, assigned_at: Generation | None) -> bool:
@@ -59,6 +62,8 @@ class FakeDataDir:
     def __init__(self) -> None:
         self.manifest = Manifest(SimDisk(), Path("/"), {})
         self.files, self.pool = SimDisk(), None
+        self.settled = Incarnation(0)
+        self.is_settled = False
         self.filed: set[int] = set()
         self.removed: dict[int, bool] = {}
         """Whether its log was set aside, by partition."""
@@ -71,6 +76,9 @@ class FakeDataDir:
 
     def manifest_entry(self, key: PartitionKey) -> ManifestEntry:
         return self.manifest.entry(str(key.partition))
+
+    def settle(self) -> None:
+        self.is_settled = True
 
     def take_back(self, key: PartitionKey) -> Path:
         return Path(f"/{key.partition}.lost")
@@ -224,6 +232,42 @@ async def test_a_log_that_was_set_aside_is_taken_back_where_no_other_broker_lead
     (replica,) = broker._replicas.values()
     assert (replica.take_back() is not None) is takes
     await broker.close()
+
+
+@pytest.mark.parametrize(("settled", "is_set_aside"), [(2, True), (3, True), (4, False)])
+async def test_a_log_that_was_given_since_the_cluster_began_anew_is_removed_by_a_later_process(
+    settled: int, is_set_aside: bool
+) -> None:
+    answers = asyncio.Event()
+    answers.set()
+    replica = FakeReplica(KEY, answers)
+    broker = broker_with(replica)
+    folder = cast(Any, broker._data_dir)
+    folder.settled = Incarnation(settled)
+    broker.on_all_partitions()
+    async with asyncio.timeout(10):
+        await replica.left.wait()
+        assert await broker.close()
+    assert folder.removed == {0: is_set_aside}
+
+
+@pytest.mark.parametrize(("logs", "fails"), [(0, False), (2, False), (2, True)])
+async def test_a_broker_writes_down_that_every_log_is_its_own_when_the_others_are_gone(logs: int, fails: bool) -> None:
+    answers = asyncio.Event()
+    replicas = [FakeReplica(replace(KEY, partition=n), answers) for n in range(logs)]
+    broker = broker_with(*replicas)
+    folder = cast(Any, broker._data_dir)
+    if fails:
+        folder.file_checkpoint = Mock(side_effect=DataDirError("it is full"))
+    broker.on_all_partitions()
+    await asyncio.sleep(0)
+    assert folder.is_settled is (logs == 0)
+    answers.set()
+    async with asyncio.timeout(10):
+        if broker._leaving_all is not None:
+            await broker._leaving_all
+        assert folder.is_settled is not fails
+        await broker.close()
 
 
 async def test_a_broker_that_ends_does_not_wait_for_logs_whose_removal_has_not_begun() -> None:
