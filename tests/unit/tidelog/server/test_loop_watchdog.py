@@ -88,14 +88,14 @@ async def test_without_turns_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_no_step_of_the_loop_is_long_at_the_bounds() -> None:
     found = await longest_steps(Lines(), Bounds(partitions=10_000, streams=2_000))
     assert {name: step.size for name, step in found.items() if step.size > LINES} == {}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_settlement_of_a_coordinator_is_long_at_the_bounds() -> None:
     rows = dict(at_bounds.coordinators(Lines()))
     gc.collect()
