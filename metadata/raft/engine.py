@@ -16,6 +16,10 @@ in, and has all names of PySyncObj's private parts). The rest are overrides of t
 * A leader that is silent on open connections is waited for: most often its process waits for its turn on a busy
   machine, and an election would take work from all. When its connection closes, the followers ask for votes at once,
   in the order of their addresses, FAILOVER_STEP_S apart, so that they do not split the vote.
+* A leader that gives way (`hand_over`) says so to each voter, after all entries that it has sent. They run at once as
+  well, the one that has acknowledged most first. The connections stay: what was forwarded to the leader gets its
+  answer, and the leader votes. A voter of an earlier version, which does not know the message, closes the connection,
+  and runs for that reason.
 * A voter that starts with an empty disk may have forgotten a vote, and what it has confirmed. Until it has
   synchronised it votes only where the whole group is new: each of the other voters is connected, and has said in its
   questions for pre-votes that its disk is empty as well. So a group is founded by all of its voters. A majority with
@@ -499,14 +503,17 @@ class RaftEngine(SyncObjInternals):
         self.become_follower()
 
     def hand_over(self) -> bool:
-        """Stop leading, and let the others elect one of themselves first. False: this node does not lead, or nobody
+        """Stop leading, and let the others elect one of themselves now. False: this node does not lead, or nobody
         else could.
         """
         if not self.is_leader or not self.hasQuorum or not self.voters:
             return False
+        furthest_first = sorted(self.voters, key=lambda node: (-self.match_index[node], node.id))
+        for rank, node in enumerate(furthest_first):
+            self.transport.send(node, {"type": "leader_gives_way", "term": self.term, "rank": rank})
         self.become_follower()
         self.fail_forwarded_commands()
-        # The others notice that heartbeats end, and one of them is elected, within election_max_s and some.
+        # Where that is lost, the others notice that heartbeats end.
         self.election_deadline = self.monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
         return True
 
@@ -528,15 +535,21 @@ class RaftEngine(SyncObjInternals):
         self._new_peers.pop(node, None)
         if node != self.leader:
             return
-        self.forget_leader()
         self.fail_forwarded_commands()
+        own = self.own_node
+        self._lose_leader(0 if own is None else sum(other.id < own.id for other in self.voters if other != node))
+
+    def leader_gives_way(self, node: Node, term: int, rank: int) -> None:
+        """A voter that led in that term leads no more. `rank`: this node's among those that run for leader, from 0."""
+        if node == self.leader and term == self.term:
+            self._lose_leader(rank)
+
+    def _lose_leader(self, rank: int) -> None:
+        self.forget_leader()
         self._leader_heard_at = float("-inf")
-        if self.own_node is None:
-            return
-        candidates = sorted(other.id for other in self.voters | {self.own_node} if other != node)
-        rank = candidates.index(self.own_node.id)
-        early = self.monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
-        self.election_deadline = min(self.election_deadline, early)
+        if self.own_node is not None:
+            early = self.monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
+            self.election_deadline = min(self.election_deadline, early)
 
     def _may_send(self, node: object) -> bool:
         return self.transport.may_send(node)

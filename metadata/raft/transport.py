@@ -81,6 +81,7 @@ _SHAPES: dict[str, dict[str, tuple[type, ...]]] = {
     "response_vote": {"term": _INT},
     "pre_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT, "is_new": (bool,)},
     "pre_vote_granted": {"term": _INT},
+    "leader_gives_way": {"term": _INT, "rank": _INT},
     "apply_command": {"command": (bytes,)},
     "apply_command_response": {"request_id": _INT},
     "ping": {},
@@ -177,6 +178,8 @@ class RaftPort(Protocol):
     def grants_pre_vote(self, term: int, last_log_term: int, last_log_index: int) -> bool: ...
 
     def on_pre_vote_granted(self, node: Node, term: int) -> None: ...
+
+    def leader_gives_way(self, node: Node, term: int, rank: int) -> None: ...
 
     def step_down(self, term: int) -> None: ...
 
@@ -332,6 +335,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
                     self._send_now(node, {"type": "pre_vote_granted", "term": message["term"]})
             case "pre_vote_granted":
                 self._engine.on_pre_vote_granted(node, message["term"])
+            case "leader_gives_way":
+                self._engine.leader_gives_way(node, message["term"], message["rank"])
             case _:
                 super()._onMessageReceived(node, message)
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metadata.raft.poller import READ, WRITE
+from tests.simulation.faults import Fault
 from tests.simulation.machines.sockets import WINDOW, SimNetwork, SimPoller, SimSocket
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.raft.raft_node import ip_of
-from tests.simulation.raft.raft_run import run
+from tests.simulation.raft.raft_run import LEADER, run
 from tests.simulation.runs import RAFT_ALONE, RAFT_FORGETFUL
 from tests.simulation.world import Process, World, inhabited
 
@@ -85,6 +86,16 @@ def test_without_faults_all_is_acknowledged() -> None:
     result = run(2, schedule=[])
     assert result.broken is None
     assert result.acknowledged == result.sent > 20
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_leader_that_gives_way_is_followed_at_once(seed: int) -> None:
+    """Not after the time for which the others would wait for a leader that is silent (1.2 s and more)."""
+    result = run(seed, traced=True, schedule=[Fault(at=1.0, kind="hand over", broker=LEADER)])
+    assert result.broken is None
+    gave_way = next(index for index, line in enumerate(result.trace) if "FAULT" in line)
+    leads = next(line for line in result.trace[gave_way:] if "leads term 2" in line)
+    assert float(leads.split()[0]) - float(result.trace[gave_way].split()[0]) < 0.3
 
 
 # ---- the network of the simulation

@@ -27,7 +27,14 @@ from pysyncobj.node import Node, TCPNode
 
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
-from metadata.raft.engine import APPLIED_PER_TICK, BATCH_BYTES, LISTENS_AFTER, ApplyFailure, RaftEngine
+from metadata.raft.engine import (
+    APPLIED_PER_TICK,
+    BATCH_BYTES,
+    FAILOVER_STEP_S,
+    LISTENS_AFTER,
+    ApplyFailure,
+    RaftEngine,
+)
 from metadata.raft.ports import RaftPorts
 from metadata.raft.set_aside import set_aside
 from metadata.raft.snapshot import decode_snapshot
@@ -661,6 +668,64 @@ def test_a_closed_connection_of_the_leader_brings_the_election_forward(bench: Be
     assert bench.lost_peers == [PEER]
 
 
+def gives_way(bench: Bench, node: Node, *, term: int = 1, rank: int = 0) -> bool:
+    """Whether the election begins soon after the leader has said so."""
+    bench.receive(node, {"type": "leader_gives_way", "term": term, "rank": rank})
+    return bool(bench.engine.election_deadline - monotonic() < 0.05)
+
+
+def test_a_leader_that_gives_way_brings_the_election_forward(bench: Bench) -> None:
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    assert not pre_vote(bench, term=1, last_index=1, last_term=0)
+    assert not gives_way(bench, bench.other), "it does not lead"
+    assert not gives_way(bench, bench.peer, term=0), "of an earlier term"
+    assert gives_way(bench, bench.peer)
+    assert bench.engine.status().leader is None
+    assert pre_vote(bench, term=1, last_index=1, last_term=0)
+    assert not bench.lost_peers, "it is connected, and votes"
+
+
+def test_voters_run_one_after_the_other_when_their_leader_gives_way(bench: Bench) -> None:
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    assert not gives_way(bench, bench.peer, rank=3)
+    assert bench.engine.election_deadline - monotonic() < 4 * FAILOVER_STEP_S
+
+
+def test_a_command_forwarded_to_a_leader_that_gives_way_gets_its_answer(bench: Bench) -> None:
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
+    outcomes: list[int] = []
+    bench.engine.submit(REGULAR, b"forwarded", lambda _result, reason: outcomes.append(reason))
+    bench.engine.tick()
+    (forwarded,) = bench.wires[bench.peer].of("apply_command")
+    assert gives_way(bench, bench.peer)
+    assert not outcomes
+    answer = {"request_id": forwarded["request_id"], "error": FAIL_REASON.NOT_LEADER}
+    bench.receive(bench.peer, {"type": "apply_command_response", **answer})
+    assert outcomes == [FAIL_REASON.NOT_LEADER]
+
+
+def test_a_leader_that_gives_way_tells_each_voter_and_lets_the_one_with_most_run_first(bench: Bench) -> None:
+    bench.lead()
+    term = bench.engine.term
+    bench.engine.submit(REGULAR, b"begun", lambda *_: None)
+    bench.engine.tick()
+    bench.acknowledge(bench.other, bench.last_index + 1, term=term)
+    assert bench.engine.hand_over()
+    told = {node: wire.of("leader_gives_way") for node, wire in bench.wires.items()}
+    assert told == {
+        bench.other: [{"type": "leader_gives_way", "term": term, "rank": 0}],
+        bench.peer: [{"type": "leader_gives_way", "term": term, "rank": 1}],
+    }
+    for wire in bench.wires.values():
+        assert [entry[0] for message in wire.of("append_entries") for entry in message["entries"]][-1] == b"\0begun"
+        assert wire.sent[-1]["type"] == "leader_gives_way", "after the entries"
+        assert not wire.closed
+    assert bench.engine.role is RaftRole.FOLLOWER
+    assert not pre_vote(bench, term=term, last_index=bench.last_index - 1, last_term=term), "it lacks an entry"
+    assert pre_vote(bench, term=term, last_index=bench.last_index, last_term=term)
+    assert not bench.engine.hand_over()
+
+
 def test_a_command_forwarded_to_a_lost_leader_ends_as_unknown(bench: Bench) -> None:
     bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
     outcomes: list[int] = []
@@ -852,6 +917,7 @@ ENTRIES = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx":
     [
         ["status"],
         {"type": "timeout_now", "term": 1},
+        {"type": "leader_gives_way", "term": 1},
         {"type": "apply_command", "command": b"\2membership", "request_id": 1},
         {"type": "apply_command", "command": b"\0" + b"x" * (MAX_COMMAND_BYTES + 1), "request_id": 1},
         {"type": "request_vote", "term": "1", "last_log_index": 1, "last_log_term": 0},
