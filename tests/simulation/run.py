@@ -82,6 +82,7 @@ USUAL_METADATA = MetadataSettings(bootstrap_wait_s=0.5, clock_settle_s=0.5)
 QUICK_METADATA = replace(
     USUAL_METADATA, broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
 )
+"""The lease ends before a controller that falls silent is replaced (`SHORTEST_LEASE_S`): leaders refuse meanwhile."""
 
 
 @dataclass(slots=True)
