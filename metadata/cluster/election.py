@@ -167,9 +167,20 @@ def elect(
     chosen = chosen_leader(partition, alive=alive, led=led, avoid=avoid, returned_share=returned_share)
     if chosen is not None and not awaited(partition, alive):
         return lead(partition, chosen, alive=alive, min_isr=min_isr)
+    return _offline(partition)
+
+
+def _offline(partition: Partition) -> Partition:
     if partition.leader is None:
         return partition
     return replace(partition, leader=None, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
+
+
+# Keeps R88.
+def all_stop(partition: Partition, alive: IsAlive, stopping: Collection[BrokerId]) -> bool:
+    """Whether each live replica that may lead is about to stop."""
+    able = [b for b in (*partition.isr, *partition.eligible) if alive(b) and not partition.is_withdrawn(b)]
+    return all(broker in stopping for broker in able)
 
 
 def after_death(
@@ -179,14 +190,19 @@ def after_death(
     alive: IsAlive,
     led: Mapping[BrokerId, int],
     min_isr: int,
+    stopping: Collection[BrokerId] = (),
     leave_offline: bool = False,
 ) -> Partition:
     """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
-    offline. `leave_offline`: they leave the ISR of an offline partition, too (rules of versions before R71)."""
+    offline. `stopping`: brokers that are about to stop, and those of `dead` that were. Where one of these ends, and all
+    others that may lead will, the partition is offline, and the ISR stays whole. `leave_offline`: they leave the ISR of
+    an offline partition, too (rules of versions before R71)."""
     if not any(broker in partition.isr for broker in dead):
         return partition
     if partition.leader is None and not leave_offline:
         return partition  # each member may be the one that holds most
+    if all_stop(partition, lambda broker: alive(broker) or broker in dead, stopping):
+        return _offline(partition)
     if partition.leader is not None and partition.leader in dead:
         return elect(partition, alive=alive, led=led, min_isr=min_isr)
     live = tuple(broker for broker in partition.isr if alive(broker))

@@ -243,6 +243,7 @@ def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
     if not dead:
         return ledger.unchanged(items=tuple(items))
     gone = tuple(sorted(dead))
+    stopping = frozenset(map(BrokerId, command.stopping))  # none in commands of earlier versions
     changed = yield from ledger.sweep(
         lambda _, partition, stream: election.after_death(
             partition,
@@ -250,6 +251,7 @@ def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
             alive=ledger.is_alive,
             led=ledger.leaderships,
             min_isr=stream.min_isr,
+            stopping=stopping,
             leave_offline=ledger.rules < FURTHEST_LOG_LEADS,
         )
     )

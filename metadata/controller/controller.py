@@ -111,7 +111,7 @@ class ControllerCore:
         self.preferred = PreferredLeaders(
             state, why_not=self._rebalancing.why_not, is_moving=self._rebalancing.is_moving
         )
-        self._failover = Failover(state, settings, self._liveness, self._propose, self._spared)
+        self._failover = Failover(state, settings, self._liveness, self._propose, self.stopping_brokers, self._spared)
         self.repartitioning = Repartitioning(
             state,
             settings,
@@ -202,6 +202,8 @@ class ControllerCore:
 
     def on_applied(self, changes: Changes, now: float) -> list[Effect]:
         """The state has changed."""
+        for broker in changes.brokers:
+            self._rebalancing.on_stopping(broker, False)  # its process has ended, or another one has begun
         if changes.controller and self._phase is Phase.ACTIVE and not self._holds(self._controller_epoch):
             effects = [*self._stand_by(), *self._start_epoch(now)]
             return effects + self._decide(now)

@@ -89,7 +89,7 @@ class _Suspicion:
 
 class Failover:
     """Elections and declarations of death. `state` is read only. `propose` makes the effect that proposes a command.
-    `spared`: brokers that are neither declared dead nor replaced now."""
+    `stopping`: live brokers that are about to stop; `spared`: those that are neither declared dead nor replaced now."""
 
     def __init__(
         self,
@@ -97,12 +97,14 @@ class Failover:
         settings: MetadataSettings,
         liveness: Liveness,
         propose: Callable[[pb.Command], Propose],
+        stopping: Callable[[], Sequence[BrokerId]],
         spared: Callable[[], Collection[BrokerId]],
     ) -> None:
         self._state = state
         self._settings = settings
         self._liveness = liveness
         self._propose = propose
+        self._stopping = stopping
         self._spared = spared
         self.controller_epoch = 0
         """The controller epoch of this broker; 0 while it is not the controller."""
@@ -318,6 +320,7 @@ class Failover:
             brokers_dead=pb.BrokersDead(
                 controller_epoch=self.controller_epoch,
                 brokers=[pb.BrokerLife(broker=broker, incarnation=incarnation) for broker, incarnation in due],
+                stopping=self._stopping(),
             )
         )
         names = ", ".join(f"{broker} (incarnation {incarnation})" for broker, incarnation in due)
@@ -373,10 +376,12 @@ class Failover:
 
     def _elect(self, partitions: list[tuple[PartitionKey, Partition]], now: float, why: str) -> list[Effect]:
         items, keys = [], []
-        spared = self._spared() if partitions else ()
+        spared, stopping = (self._spared(), self._stopping()) if partitions else ((), [])
         for key, partition in partitions:
             if partition.leader in spared:
                 continue
+            if partition.leader in (None, *stopping) and election.all_stop(partition, self._state.is_alive, stopping):
+                continue  # it would lead for a moment, without those that have ended
             epoch, until = self._electing.get(key, (LeaderEpoch(0), -inf))
             if epoch == partition.leader_epoch and now < until:
                 continue

@@ -8,7 +8,8 @@ Each step has an end: the moves after `hand_over_timeout_s`, giving way after GI
 LEAVE_TIMEOUT_S, and each of them when no majority of the metadata group is there. The broker closes as it is then, and
 the controller finds it dead, as after a crash. The closing of the logs comes after all that.
 
-Where all live brokers are stopping none leaves: the ISRs stay whole, for whichever returns.
+Where all live brokers are stopping none leaves: the ISRs stay whole, for whichever returns. Where others stay, a
+partition whose replicas are all stopping goes offline with the first that is declared dead, and its ISR stays whole.
 """
 
 from __future__ import annotations

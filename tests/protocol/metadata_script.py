@@ -25,7 +25,7 @@
     register b … knows=after|before [missing=N,…]     b knows that, or does not yet, and has no log of partition N
     register b … asks=no|replace [silent]  as this version does, which is refused an empty folder (folder=0) in place of
                                            another, and the id of a life that lives and has not been `silent`
-    die b c [life=N] [epoch=N]
+    die b c [life=N] [epoch=N] [stopping=b,d]     `stopping`: brokers that are about to stop, or were
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…] [caught-up=b,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
     withdraw b N [p=N] [by=a] | unclean b N     `by`: a follower that holds committed records which b lacks
@@ -60,6 +60,8 @@ With the controller's core, whose probes are answered as told:
     probing S                              as `wait`, and says how many probes went to each broker
     adoption b s=N …|nothing               b tells which generation its clients know, in an answer to a probe
     disk b hangs|answers                   b tells of its disk in an answer to a probe
+    stopping b c [leaves]                  b and c tell that they are about to stop, in answers to probes; `leaves`:
+                                           that they have handed their leaderships over
     drained                                the leaders that were asked to hand over have drained
     asking S                               as `wait`, and says how often the founder asked
     questions lost|held|delivered          whether NATS delivers the founder's questions; held ones come when they are
@@ -189,6 +191,7 @@ class MetadataScript:
             "asking": self._asking,
             "adoption": self._adoption,
             "disk": self._disk,
+            "stopping": self._stopping,
             "drained": self._drained,
             "questions": self._questions,
         }
@@ -498,9 +501,12 @@ class MetadataScript:
         return int(command.options[key]) if key in command.options else None
 
     def _die(self, command: Command) -> None:
-        command.check_options("life", "epoch")
+        command.check_options("life", "epoch", "stopping")
         outcome = self.cluster.die(
-            *command.words, epoch=self._number(command, "epoch"), incarnation=self._number(command, "life")
+            *command.words,
+            epoch=self._number(command, "epoch"),
+            incarnation=self._number(command, "life"),
+            stopping=[broker for broker in command.options.get("stopping", "").split(",") if broker],
         )
         self._ended(outcome)
 
@@ -622,7 +628,9 @@ class MetadataScript:
                 return f"epoch {begin.expected_controller_epoch + 1} of {begin.controller}{founded}"
             case "brokers_dead":
                 dead = " ".join(f"{life.broker}/{life.incarnation}" for life in command.brokers_dead.brokers)
-                return f"dead {dead} (epoch {command.brokers_dead.controller_epoch})"
+                stopping = ",".join(command.brokers_dead.stopping)
+                stop = f" while {stopping} stop" if stopping else ""
+                return f"dead {dead}{stop} (epoch {command.brokers_dead.controller_epoch})"
             case "elect_leaders":
                 items = command.elect_leaders.items
                 moved = " ".join(
@@ -730,6 +738,21 @@ class MetadataScript:
                 BrokerId(broker), room=Room.AMPLE, disk_hangs=how == "hangs", has_master_key=True, now=self._now
             )
         )
+
+    def _stopping(self, command: Command) -> None:
+        for broker in (word for word in command.words if word != "leaves"):
+            known = self.cluster.state.brokers[BrokerId(broker)]
+            self._perform(
+                self.core.on_condition(
+                    known.id,
+                    room=Room.AMPLE,
+                    disk_hangs=False,
+                    has_master_key=True,
+                    now=self._now,
+                    is_stopping=True,
+                    leaves=known.incarnation if "leaves" in command.words else None,
+                )
+            )
 
     def _drained(self, command: Command) -> None:
         moves, self._moves = self._moves, []

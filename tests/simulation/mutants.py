@@ -50,6 +50,7 @@ from dataplane.replica.leader import partitioning
 from dataplane.replica.leader.ack_levels import PendingAcks
 from dataplane.replica.leader.admission import Admission
 from dataplane.replica.leader.append_rules import AppendRules
+from dataplane.replica.leader.catch_up_budget import CatchUpBudget
 from dataplane.replica.leader.commits import Commits
 from dataplane.replica.leader.data_waiters import DataWaiters
 from dataplane.replica.leader.draining import Draining
@@ -76,6 +77,7 @@ from metadata.controller.reassignments import Reassigning
 from metadata.controller.repartitions import Repartitioning
 from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
+from metadata.runtime.hand_over import HandOver
 from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registrar
 from tests.simulation.mutation import Edit, Mutant
@@ -887,6 +889,18 @@ MUTANTS: tuple[Mutant, ...] = (
         rules=("R52",),
     ),
     _mutant(
+        "a partition whose replicas are all stopped keeps the last of them in its ISR",
+        (election.after_death, "if all_stop(", "if False and all_stop("),
+        rules=("R88",),
+        scenario="stopped together",
+    ),
+    _mutant(
+        "a broker leaves before it can know who else is stopping",
+        (HandOver._leave, "earliest - context.monotonic()", "0.0"),
+        rules=("R88",),
+        scenario="stopped together",
+    ),
+    _mutant(
         "a member takes an assignment that comes after the session of its heartbeat",
         (Membership.on_answer, "if is_late and self.state", "if False and self.state"),
         rules=("R53",),
@@ -1157,6 +1171,102 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "a broker that stops keeps its leaderships",
+            (LeaderRebalancing.due, "self._hanging | self._stopping", "self._hanging"),
+            rules=("R88",),
+        ),
+        "metadata/a_broker_that_stops_hands_over",
+    ),
+    (
+        _mutant(
+            "leaderships move to a broker that is about to stop",
+            (LeaderRebalancing._target, "and broker not in self._stopping", ""),
+            rules=("R88",),
+        ),
+        "metadata/a_broker_that_stops_hands_over",
+    ),
+    (
+        _mutant(
+            "a broker that leaves is waited for until it is silent",
+            (ControllerCore.on_condition, "if leaves is not None", "if False"),
+            rules=("R88",),
+        ),
+        "metadata/a_broker_that_stops_hands_over",
+    ),
+    (
+        _mutant(
+            "brokers that are all told to stop count as dead one after the other",
+            (ControllerCore._spared, "return stopping if", "return stopping if False and"),
+            rules=("R88",),
+        ),
+        "metadata/a_broker_that_stops_hands_over",
+    ),
+    (
+        _mutant(
+            "a member that is about to stop is elected when it does not end at once",
+            (Failover._elect, "and election.all_stop(", "and False and election.all_stop("),
+            rules=("R88",),
+        ),
+        "metadata/members_that_stop_are_not_elected",
+    ),
+    (
+        _mutant(
+            "the controller does not say who is stopping when one of them has ended",
+            (Failover.declare_dead, "stopping=self._stopping(),", ""),
+            rules=("R88",),
+        ),
+        "metadata/members_that_stop_are_not_elected",
+    ),
+    (
+        _mutant(
+            "a broker that has come back counts as stopping",
+            (ControllerCore.on_applied, "self._rebalancing.on_stopping(broker, False)", "pass"),
+            rules=("R88",),
+        ),
+        "metadata/members_that_stop_are_not_elected",
+    ),
+    (
+        _mutant(
+            "a partition goes offline when one replica is stopped and an eligible one stays",
+            (election.all_stop, "(*partition.isr, *partition.eligible)", "partition.isr"),
+            rules=("R88",),
+        ),
+        "metadata/all_replicas_of_a_partition_are_stopped",
+    ),
+    (
+        _mutant(
+            "a replica outside the ISR catches up as fast as it asks",
+            (Leader._wait_of, "return self._budget.wait_s(now, self.settings.fetch_max_bytes)", "return 0.0"),
+            rules=("R89",),
+        ),
+        "replication/a_replica_outside_the_isr_catches_up_within_the_budget",
+    ),
+    (
+        _mutant(
+            "what is sent to replicas outside the ISR is not charged",
+            (CatchUpBudget.charge, "self._bucket.level -= size", "pass"),
+            rules=("R89",),
+        ),
+        "replication/a_replica_outside_the_isr_catches_up_within_the_budget",
+    ),
+    (
+        _mutant(
+            "what is appended while a replica fetches is charged",
+            (Leader.on_sent, "max(0, size - credit)", "size"),
+            rules=("R89",),
+        ),
+        "replication/a_replica_outside_the_isr_catches_up_within_the_budget",
+    ),
+    (
+        _mutant(
+            "replicas that are refused come back all at once",
+            (CatchUpBudget.wait_s, "max(self._next_ask + 1 / ASKS_PER_S, soonest)", "soonest"),
+            rules=("R89",),
+        ),
+        "replication/a_replica_outside_the_isr_catches_up_within_the_budget",
+    ),
     (
         _mutant(
             "a leader holds a fetch whose waiter has fired",

@@ -184,6 +184,14 @@ def test_members_and_transactions_hold_where_answers_and_ends_come_late(name: st
     assert result.faults[f"scenario {name}, to its end"] == 1
 
 
+@pytest.mark.parametrize("seed", [1, 6])
+def test_all_replicas_of_a_partition_are_stopped_and_any_of_them_leads_when_it_is_back(seed: int) -> None:
+    name = "stopped together"
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+
+
 def test_a_repartition_is_finished_when_clients_have_adopted_it() -> None:
     """Nothing else brings a push."""
     seed = next(seed for seed in count(1) if (plan := plan_of(seed)).has_repartitions and plan.adoption_timeout_s > 10)

@@ -395,18 +395,24 @@ class BrokersDead(_message.Message):
 
     CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
     controller_epoch: _builtins.int
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerLife]: ...
+    @_builtins.property
+    def stopping(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """brokers that are about to stop, sorted, those of `brokers` among them (R88)"""
+
     def __init__(
         self,
         *,
         controller_epoch: _builtins.int = ...,
         brokers: _abc.Iterable[Global___BrokerLife] | None = ...,
+        stopping: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_epoch", b"controller_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_epoch", b"controller_epoch", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation.scenarios import disks, leadership, membership, partitions, programs, removed_records
 from tests.simulation.scenarios.running import Scenario
+from wire.durability import DURABLE
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
@@ -53,6 +54,7 @@ ASKED_SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
     for scenario in (
         disks.lost_files,
+        membership.stopped_together,
         partitions.tail_behind_the_cutover,
         partitions.repartitioned_while_records_go,
         programs.stopped_while_it_joins,
@@ -125,6 +127,14 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "identifies": False,
         "retention": (("retention_max_bytes", 1),),
         "housekeeping_interval": 0.2,
+    },
+    "stopped together": {
+        "brokers": 5,
+        "replication_factor": 2,
+        "min_isr": 1,
+        "durability": DURABLE,
+        "asked": DURABLE,
+        "duration": 25.0,
     },
     "stopped while it joins": {"partitions": 3, "min_isr": 2, "rate": 2.0, "has_group": True, "duration": 20.0},
     "ends that groups hear late": {

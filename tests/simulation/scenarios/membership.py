@@ -68,6 +68,27 @@ def lowered_min_isr(run: ScenarioRun) -> Steps:
     run.start(last)
 
 
+def stopped_together(run: ScenarioRun) -> Steps:
+    """All replicas of a partition are told to stop, and other brokers stay. Any of them may be the first, and for a
+    while the only one, that comes back; it leads then."""
+    rng, world = run.rng, run.cluster.world
+    yield Until(lambda: run.leader and len(run.isr) == len(run.replicas))
+    replicas = rng.sample(run.replicas, len(run.replicas))
+    run.flood(1.0)
+    for name in replicas:
+        run.stop(name)
+        yield rng.random() * 0.2
+    yield Until(lambda: not any(run.broker(name).is_running for name in replicas), 20.0)
+    if run.is_alone and set(run.isr) != set(replicas):
+        world.broken("StopsKeepTheIsr", f"{', '.join(replicas)} were stopped, and the ISR is {', '.join(run.isr)}")
+    first, *others = rng.sample(replicas, len(replicas))
+    run.start(first)
+    yield Until(lambda: run.leads(first), 10.0)
+    yield rng.random()
+    for name in others:
+        run.start(name)
+
+
 def late_expansion(run: ScenarioRun) -> Steps:
     """KIP-903. The expansion of the ISR is applied after the replica that it names has lost its disk."""
     rng = run.rng

@@ -231,6 +231,12 @@ class ScenarioRun:
         broker.kill()
         self.cluster.start_later(broker, LONG)
 
+    def stop(self, name: str) -> None:
+        """As SIGTERM does."""
+        broker = self.broker(name)
+        broker.stop()
+        self.cluster.start_later(broker, LONG)
+
     def power_off(self, name: str) -> bool:
         broker = self.broker(name)
         if not self.cluster.may_lose_power(broker):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from metadata.cluster.command_rules import RULES
@@ -105,7 +105,13 @@ class Cluster:
             )
         )
 
-    def die(self, *brokers: str, epoch: int | None = None, incarnation: int | None = None) -> Outcome:
+    def die(
+        self,
+        *brokers: str,
+        epoch: int | None = None,
+        incarnation: int | None = None,
+        stopping: Iterable[str] = (),
+    ) -> Outcome:
         return self.apply(
             pb.Command(
                 brokers_dead=pb.BrokersDead(
@@ -116,6 +122,7 @@ class Cluster:
                         )
                         for broker in brokers
                     ],
+                    stopping=stopping,
                 )
             )
         )
