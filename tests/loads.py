@@ -118,6 +118,7 @@ LOADS: Mapping[str, Load] = {
     "cluster.alter": Asked(({"config": {"retention_max_age_ms": "60000"}},)),
     "cluster.rebalance_leaders": Asked(({"dry_run": True}, {})),
     "broker.describe": Asked(({"broker": "a"},)),
+    "broker.list": Asked(),
     "replica.list": Asked(({}, {"broker": "a"}, {"of_stream": LARGE})),
     "cluster.restart_order": Asked(),
     "group.coordinator": Asked(({"group": "g"},)),

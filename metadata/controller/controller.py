@@ -105,6 +105,8 @@ class ControllerCore:
         self._bootstrap: Bootstrap | None = None
         self._ticket = 0
         self._handed_over = False
+        self._dead_since: dict[BrokerId, float] = {}
+        """When the death of those that are dead was applied here, or the state was restored at the start."""
         self._go_on_at = inf
         """When the next decision is due, because the last call left some undecided."""
         self._rebalancing = LeaderRebalancing(state)
@@ -202,6 +204,7 @@ class ControllerCore:
 
     def on_applied(self, changes: Changes, now: float) -> list[Effect]:
         """The state has changed."""
+        self._note_deaths(changes, now)
         for broker in changes.brokers:
             self._rebalancing.on_stopping(broker, False)  # its process has ended, or another one has begun
         if changes.controller and self._phase is Phase.ACTIVE and not self._holds(self._controller_epoch):
@@ -362,6 +365,10 @@ class ControllerCore:
         """Live brokers that hand their leaderships over before they stop, by their newest answers, sorted."""
         return self._rebalancing.stopping
 
+    def dead_for(self, now: float) -> dict[BrokerId, float]:
+        """Seconds since the death of each dead broker, at least: some may have been dead when this process began."""
+        return {broker: now - since for broker, since in self._dead_since.items()}
+
     def live_brokers(self) -> list[BrokerId]:
         """Brokers that are alive by the state and have not refused the last probe, sorted."""
         return [
@@ -377,6 +384,14 @@ class ControllerCore:
             self._rebalancing.on_stopping(broker, True)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _note_deaths(self, changes: Changes, now: float) -> None:
+        for broker in changes.brokers:
+            known = self._state.brokers.get(broker)
+            if known is None or known.alive:
+                self._dead_since.pop(broker, None)
+            else:
+                self._dead_since.setdefault(broker, now)
 
     def _holds(self, epoch: int) -> bool:
         state = self._state

@@ -46,6 +46,7 @@ from metadata.controller.replica_forms import asked_partitions, replica_forms
 from metadata.controller.restart_order import restart_order
 from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.foreign_subjects import check_subject_uncaptured, check_subject_unserved
+from metadata.runtime.membership_answers import MembershipAdmin
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.reassignment_answers import ReassignmentAdmin
 from metadata.runtime.rounds import Rounds
@@ -202,7 +203,8 @@ class Admin:
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
         self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas)
-        """Both hold further handlers."""
+        self.membership = MembershipAdmin(context, ask=self._ask_broker)
+        """All three hold further handlers."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE
 from wire.internal_streams import ACTIVITY, is_internal
 from wire.messaging.transport import Transport
 from wire.operations import api_operations as op
+from wire.operations.broker_operations import BROKER_LIST, ListedBroker
 from wire.operations.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
@@ -342,6 +343,12 @@ class Client:
         """
         self._check_open()
         return await self._admin.replicas(stream=stream, partition=partition, broker=broker, internal=internal)
+
+    async def brokers(self) -> list[ListedBroker]:
+        """All registered brokers, by id: whether they live, since when they are dead, and what they hold. Raises
+        NoServer."""
+        self._check_open()
+        return (await self._api.call(BROKER_LIST))["brokers"]
 
     async def describe_broker(self, broker: str) -> op.BrokerDescription:
         """A broker as `cluster_status` has it, and each replica that it holds. Raises BadRequest when no broker of that

@@ -1,7 +1,8 @@
-"""`tidelog broker`: one broker."""
+"""`tidelog broker`: the brokers of a cluster, and one of them."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -12,11 +13,64 @@ from tidelog.cli.terminal.tables import Rows, in_words, size
 if TYPE_CHECKING:
     from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerDescription, HeldReplica
+    from wire.operations.broker_operations import ListedBroker
 
 
 @click.group()
 def broker() -> None:
-    """One broker and its replicas. `tidelog cluster status` lists the brokers."""
+    """The brokers of the cluster, and the replicas of one."""
+
+
+@broker.command(name="list")
+@cluster_command
+async def list_(client: Client, as_json: bool) -> None:
+    """List the brokers that are registered: whether they live, where they run, and what they hold.
+
+    The time of a dead one is since its death, as far as the controller knows: at least so long. Replicas and leaders
+    are counted with those of Tidelog's own streams. Bytes are "?" of a broker that does not answer.
+
+    \b
+    Examples:
+      tidelog broker list
+      tidelog broker list --json | jq -r '.brokers[] | select(.state == "dead") | .id'
+    """
+    found = await client.brokers()
+    print_answer({"brokers": found}, lambda _: _show_list(found), as_json)
+
+
+def _show_list(found: list[ListedBroker]) -> None:
+    table = Rows(
+        "broker",
+        "",
+        "zone",
+        "tags",
+        "replicas",
+        "leads",
+        "on disk",
+        "votes",
+        "controller",
+        folds=("tags",),
+        drops=("votes",),
+    )
+    for each in found:
+        table.add(
+            each["id"],
+            _life(each),
+            each["zone"],
+            " ".join(each["tags"]),
+            str(each["replicas"]),
+            str(each["leaders"]),
+            size(each["bytes_on_disk"]),
+            "yes" if each["voter"] else "no",
+            "yes" if each["is_controller"] else "",
+        )
+    table.show()
+
+
+def _life(each: ListedBroker) -> str:
+    if each["dead_for_s"] is not None:
+        return f"[red]dead[/] for {timedelta(seconds=int(each['dead_for_s']))}"
+    return each["state"] if each["state"] == "alive" else f"[yellow]{each['state']}[/]"
 
 
 @broker.command()

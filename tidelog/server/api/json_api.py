@@ -57,7 +57,13 @@ class Api:
             subjects.api(operation.name, "*" if operation.named else None): Endpoint(
                 self._serving(operation, handler), partial(_question, operation) if operation.is_shared else None
             )
-            for owner in (service.admin, service.admin.repartitions, service.admin.reassignments, *handed_over)
+            for owner in (
+                service.admin,
+                service.admin.repartitions,
+                service.admin.reassignments,
+                service.admin.membership,
+                *handed_over,
+            )
             for operation, handler in handlers_of(owner).items()
         }
         self._micro: Service | None = None

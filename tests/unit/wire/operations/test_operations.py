@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metadata.runtime.admin_answers import Admin, RepartitionAdmin
+from metadata.runtime.membership_answers import MembershipAdmin
 from metadata.runtime.reassignment_answers import ReassignmentAdmin
 from tidelog.server.api.handover import GroupRequests, TransactionRequests
 from wire.errors import Code, TidelogError
@@ -21,7 +22,7 @@ EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_each_operation_has_one_handler() -> None:
     marked = [
         each
-        for kind in (Admin, RepartitionAdmin, ReassignmentAdmin, GroupRequests, TransactionRequests)
+        for kind in (Admin, RepartitionAdmin, ReassignmentAdmin, MembershipAdmin, GroupRequests, TransactionRequests)
         for each in handlers_of(object.__new__(kind))
     ]
     assert sorted(operation.name for operation in marked) == sorted(OPERATIONS)

@@ -1,0 +1,47 @@
+"""Operations about the brokers of a cluster: which there are, and what becomes of them. See
+`wire.operations.api_operations`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from wire.operations.operation import Operation
+
+
+class ListedBroker(TypedDict):
+    id: str
+    state: str
+    """"alive", "stopping" (it hands its leaderships over before it stops) or "dead"."""
+    dead_for_s: float | None
+    """Seconds since its death was applied at the controller, at least: it may have been dead when the controller's
+    process began. None: it is alive."""
+    zone: str
+    tags: list[str]
+    replicas: int
+    """With those of Tidelog's own streams; of the partitions that get other replicas, the ones that it keeps, too."""
+    leaders: int
+    bytes_on_disk: int | None
+    """Bytes of the segments of its logs; None: it does not answer."""
+    voter: bool
+    """It has registered as a member of the metadata group."""
+    is_controller: bool
+
+
+class BrokerList(TypedDict):
+    brokers: list[ListedBroker]
+    """By id: all that are registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListBrokersRequest:
+    pass
+
+
+BROKER_LIST = Operation(
+    name="broker.list",
+    request=ListBrokersRequest,
+    answer=BrokerList,
+    help="all registered brokers: whether they live, since when they are dead, and what they hold",
+    writes=False,
+)
