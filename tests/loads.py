@@ -57,6 +57,8 @@ LARGE = "large"
 SMALL = "s00001"
 """One of many streams."""
 NEW = "new"
+DEAD = "z"
+"""A broker that has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ OF_FAMILY = "a family with 100000 participants, and as many that are passed over
 OF_PARTICIPANTS = "a transaction of 1000 participants"
 
 LOADS: Mapping[str, Load] = {
+    "broker.remove": Asked(({"broker": DEAD, "dry_run": True}, {"broker": DEAD})),
     "stream.create": Asked(({"name": NEW, "partitions": ALL, "replication_factor": 1},)),
     "stream.describe": OF_LARGE,
     "stream.list": Asked(({}, {"usage": True})),
@@ -252,6 +255,14 @@ def _fill(world: World, bounds: Bounds) -> None:
         outcome = world.group.commit(pb.Command(create_stream=made).SerializeToString(), world.group.members[0])
         assert isinstance(outcome, Outcome)
         outcome.raise_for_refusal()
+    member = world.group.members[0]
+    registration = pb.RegisterBroker(broker=DEAD, life_id="1")
+    registered = world.group.commit(pb.Command(register_broker=registration).SerializeToString(), member)
+    assert isinstance(registered, Outcome)
+    epoch = world.brokers["a"].service.controller_epoch
+    life = pb.BrokerLife(broker=DEAD, incarnation=registered.value)
+    dead = pb.BrokersDead(controller_epoch=epoch, brokers=[life])
+    world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), member)
     nothing = total_traffic([])  # of as many streams as a message has room for
     world.brokers["a"].usage = {
         "streams": {

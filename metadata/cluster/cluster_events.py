@@ -105,6 +105,8 @@ class ActivityWatch:
             yield from self._of_broker(state.brokers.get(broker), self._brokers.get(broker))
             if (known := state.brokers.get(broker)) is not None:
                 self._brokers[broker] = known
+            else:
+                self._brokers.pop(broker, None)
         for stream, gone in groupby(changes.gone, key=lambda key: (key.stream, key.stream_incarnation)):
             for key in gone:
                 yield None
@@ -120,9 +122,11 @@ class ActivityWatch:
 
     @staticmethod
     def _of_broker(new: Broker | None, old: Broker | None) -> Iterator[ActivityEvent]:
-        if new is None:
-            return
         event = None
+        if new is None:
+            if old is not None:
+                yield {"event": activity_events.BROKER_REMOVED, "broker": old.id, "incarnation": old.incarnation}
+            return
         if new.alive and (old is None or not old.alive or old.incarnation != new.incarnation):
             event = activity_events.BROKER_JOINED
         elif not new.alive and (old is None or old.alive):

@@ -367,7 +367,7 @@ class Changes:
     gone: tuple[PartitionKey, ...] = ()
     """Deleted; sorted."""
     brokers: tuple[BrokerId, ...] = ()
-    """Registered, or declared dead; sorted."""
+    """Registered, declared dead, or removed; sorted."""
     controller: bool = False
     """A new controller epoch."""
     streams: bool = False

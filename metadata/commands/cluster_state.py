@@ -37,7 +37,7 @@ from metadata.cluster import state_snapshot
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.counts import Counts
 from metadata.cluster.model import Changes, Outcome, Stream
-from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
+from metadata.commands import broker_commands, broker_removal, partition_commands, repartition_commands, stream_commands
 from metadata.commands.ledger import Ledger
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
@@ -225,6 +225,8 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
             return broker_commands.register_broker(ledger, message.register_broker)
         case "brokers_dead":
             return broker_commands.brokers_dead(ledger, message.brokers_dead)
+        case "remove_broker":
+            return broker_removal.remove_broker(ledger, message.remove_broker)
         case "create_stream":
             return stream_commands.create_stream(ledger, message.create_stream)
         case "alter_stream":

@@ -6,13 +6,14 @@ may before the command is applied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from metadata.cluster import stream_settings
 from metadata.cluster.model import Partition, Stream
 from metadata.cluster.reassignment import in_sync, needs_move
 from metadata.cluster.references import ref_of
+from metadata.commands.broker_removal import why_not_removed
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.partition_commands import wanted_replicas, why_not_target, why_not_unclean
 from metadata.commands.repartition_commands import missing_partitions, why_not_cancelled, why_not_repartition
@@ -388,6 +389,23 @@ class AdminRequests:
         wanted = plain(changes)
         stream_settings.altered_defaults(self._state.cluster_config, changes=wanted, unset=unset)
         return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=wanted, unset=unset))
+
+    def remove_broker(self, broker: BrokerId, voters: Collection[str]) -> Steps[pb.Command]:
+        """Returns the command that takes a dead broker out of the cluster. `voters`: Raft addresses of the other voters
+        of the metadata group. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST."""
+        self.require_controller()
+        wrong = yield from why_not_removed(self._state, broker)
+        self.require_controller()
+        known = self._state.brokers.get(broker)
+        if wrong is None and known is not None and known.raft_address in voters:
+            wrong = (
+                f"broker {broker} votes in the metadata group ({known.raft_address}), which would go on to count it:"
+                " start it again under its id, with an empty data folder and --replace where its own is lost"
+            )
+        if wrong is not None or known is None:
+            raise TidelogError(Code.BAD_REQUEST, wrong or f"broker {broker} is not registered any more")
+        life = pb.BrokerLife(broker=broker, incarnation=known.incarnation)
+        return pb.Command(remove_broker=pb.RemoveBroker(controller_epoch=self._epoch(), broker=life))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
         """Returns the move to ask of the leader, so that `target` can lead in its place.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import lcm
 
-from metadata.cluster.model import Partition, Repartition, RepartitionPhase, Stream
+from metadata.cluster.model import Broker, Partition, Repartition, RepartitionPhase, Stream
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.repartition_commands import missing_partitions
 from metadata.controller.admin_requests import unknown_stream
@@ -623,8 +623,8 @@ def cluster_form(
             of_internal.count(partition)
     internal_partitions = sum(len(stream.partitions) for stream in internal)
     brokers = [
-        _broker_form(state, broker, labels.get(broker, {}), told.get(broker, {}), counts, of_internal)
-        for broker in sorted(state.brokers)
+        _broker_form(known, labels.get(broker, {}), told.get(broker, {}), counts, of_internal)
+        for broker, known in sorted(state.brokers.items())
     ]
     yield internal_partitions + len(brokers)
     return {
@@ -708,6 +708,7 @@ def broker_description(
     usage: UsageReport | None,
 ) -> Steps[op.BrokerDescription]:
     """`broker describe`. `told`: its report, or the error it answered with; `usage` None: it did not answer."""
+    known = state.brokers[broker]
     counts, of_internal = _Counts(), _Counts()
     held: list[op.HeldReplica] = []
     streams = sorted(state.streams.items())
@@ -733,19 +734,18 @@ def broker_description(
                         }
                     )
             yield 2 * len(piece)
-    return {**_broker_form(state, broker, labels, told, counts, of_internal), "held": held}
+    return {**_broker_form(known, labels, told, counts, of_internal), "held": held}
 
 
 def _broker_form(
-    state: ClusterState,
-    broker: BrokerId,
+    known: Broker,
     labels: Mapping[str, str],
     told: BrokerReport | TidelogError,
     counts: _Counts,
     of_internal: _Counts,
 ) -> op.BrokerStatus:
     """`counts`: of all partitions; `of_internal`: of those of Tidelog's own streams."""
-    known = state.brokers[broker]
+    broker = known.id
     report: BrokerReport = {} if isinstance(told, TidelogError) else told
     return {
         "id": broker,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from metadata.cluster.cluster_view import PIECE
+from metadata.cluster.named_partitions import NamedPartitions
 from metadata.commands.cluster_state import ClusterState
-from metadata.controller.stopping import Kind
 from wire.operations.replica_operations import RestartOrder, RestartVerdict
 from wire.turns import Steps
 from wire.types import BrokerId
@@ -26,11 +26,11 @@ _OF_PARTITION: Final = 4
 class _Without:
     """Partitions without one broker."""
 
-    offline: Kind = field(default_factory=Kind)
-    stalled: Kind = field(default_factory=Kind)
+    offline: NamedPartitions = field(default_factory=NamedPartitions)
+    stalled: NamedPartitions = field(default_factory=NamedPartitions)
     """Below `min_isr`, for other replicas are out of sync."""
-    always_offline: Kind = field(default_factory=Kind)
-    always_stalled: Kind = field(default_factory=Kind)
+    always_offline: NamedPartitions = field(default_factory=NamedPartitions)
+    always_stalled: NamedPartitions = field(default_factory=NamedPartitions)
     """The same where waiting does not help."""
 
 
@@ -60,7 +60,9 @@ def restart_order(
                 elif others < min_isr:
                     (found.stalled if waiting_helps else found.always_stalled).add(key)
         yield PIECE + _OF_PARTITION * len(keys)
-    verdicts = [_verdict(state, broker, without[broker], stopping, voters) for broker in named]
+    verdicts = [
+        _verdict(state, broker, without[broker], stopping, voters) for broker in named if broker in state.brokers
+    ]
     verdicts.sort(key=lambda each: (state.is_alive(BrokerId(each["broker"])), each["is_controller"], each["broker"]))
     return {"brokers": verdicts}
 

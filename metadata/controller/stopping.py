@@ -4,44 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final
 
 from metadata.cluster.cluster_view import PIECE
 from metadata.cluster.model import Partition
+from metadata.cluster.named_partitions import NamedPartitions
 from metadata.commands.cluster_state import ClusterState
 from wire.turns import Steps
-from wire.types import BrokerId, PartitionKey
-
-MAX_NAMED: Final = 10
-"""Limit of the partitions of one kind that are named; all are counted."""
-
-
-@dataclass(slots=True)
-class Kind:
-    """Partitions of one kind."""
-
-    count: int = 0
-    named: list[PartitionKey] = field(default_factory=list)
-
-    def add(self, key: PartitionKey) -> None:
-        self.count += 1
-        if len(self.named) < MAX_NAMED:
-            self.named.append(key)
-
-    def __str__(self) -> str:
-        names = ", ".join(str(key) for key in self.named)
-        return f"{self.count} ({names}{', …' if self.count > len(self.named) else ''})"
+from wire.types import BrokerId
 
 
 @dataclass(frozen=True, slots=True)
 class Leaderships:
     """Those of one broker."""
 
-    movable: Kind = field(default_factory=Kind)
+    movable: NamedPartitions = field(default_factory=NamedPartitions)
     """Another live member of the ISR can lead, and is not stopping."""
-    alone: Kind = field(default_factory=Kind)
+    alone: NamedPartitions = field(default_factory=NamedPartitions)
     """It has the only replica."""
-    out_of_sync: Kind = field(default_factory=Kind)
+    out_of_sync: NamedPartitions = field(default_factory=NamedPartitions)
     """No other replica can lead now."""
 
 

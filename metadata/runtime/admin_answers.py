@@ -173,8 +173,8 @@ LONGEST_LOOK_S = 0.2
 
 class Admin:
     """Handlers of all other operations. `commit` raises TidelogError when a command's outcome cannot be had; `labels`:
-    of all brokers that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: seen
-    in the namespace."""
+    of all brokers that have answered a probe, and of this one; `voters`: of the metadata group; `raft_peers`: the
+    addresses of the other ones; `other_clusters`: seen in the namespace."""
 
     def __init__(
         self,
@@ -184,6 +184,7 @@ class Admin:
         commit: Callable[[pb.Command], Awaitable[Outcome]],
         labels: Callable[[], Mapping[BrokerId, Mapping[str, str]]],
         voters: Callable[[], int],
+        raft_peers: Callable[[], Collection[str]],
         other_clusters: Callable[[], Sequence[op.OtherCluster]],
     ) -> None:
         self._context = context
@@ -203,7 +204,7 @@ class Admin:
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
         self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas)
-        self.membership = MembershipAdmin(context, ask=self._ask_broker)
+        self.membership = MembershipAdmin(context, commit=commit, ask=self._ask_broker, raft_peers=raft_peers)
         """All three hold further handlers."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------

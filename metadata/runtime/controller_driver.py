@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from metadata.cluster.model import Outcome
@@ -71,6 +71,7 @@ class ControllerDriver:
             commit=proposals.commit,
             labels=self.labels,
             voters=lambda: self._raft.status().voters,
+            raft_peers=self._raft_peers,
             other_clusters=self.namespace.others,
         )
         self._subscriptions = ControllerSubscriptions(context, self.namespace, proposals, self.run)
@@ -162,6 +163,10 @@ class ControllerDriver:
         except Exception:  # noqa: BLE001 - nothing else wakes the controller: it would stand still, unseen
             _log.exception("controller %s met a bug; it goes on", self._context.broker_id)
             self._wake_in(self._context.settings.retry_interval_s)
+
+    def _raft_peers(self) -> Collection[str]:
+        status = self._raft.status()
+        return {*status.connected, *status.not_connected}
 
     def _say_raft_peers(self) -> None:
         connected = self._raft.status().connected

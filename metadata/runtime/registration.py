@@ -169,6 +169,11 @@ class Registrar:
         context = self._context
         own = context.state.brokers.get(context.broker_id)
         if own is None:
+            if context.incarnation is not None and not context.is_leaving:
+                _log.warning(
+                    "broker %s was removed from the cluster, and registers again as a new one", context.broker_id
+                )
+                self._is_due.set()
             return None
         if own.life_id == context.life_id and own.alive:
             return own.incarnation if own.incarnation != context.incarnation else None
@@ -217,10 +222,10 @@ class Registrar:
                 continue
             refusal = TidelogError(outcome.code, outcome.message)
             if outcome.code is Code.ID_IN_USE:
-                registered = context.state.brokers[context.broker_id]
+                registered = context.state.brokers.get(context.broker_id)
                 holder = await self._ask_holder()
                 if holder is None:
-                    self._silent_life = registered.life_id
+                    self._silent_life = "" if registered is None else registered.life_id
                     continue
                 refusal = self._id_in_use(holder)
             elif outcome.code is Code.EMPTY_FOLDER:

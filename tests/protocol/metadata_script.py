@@ -26,6 +26,7 @@
     register b … asks=no|replace [silent]  as this version does, which is refused an empty folder (folder=0) in place of
                                            another, and the id of a life that lives and has not been `silent`
     die b c [life=N] [epoch=N] [stopping=b,d]     `stopping`: brokers that are about to stop, or were
+    remove b [life=N] [epoch=N]            it is taken out of the cluster
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…] [caught-up=b,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
     withdraw b N [p=N] [by=a] | unclean b N     `by`: a follower that holds committed records which b lacks
@@ -168,6 +169,7 @@ class MetadataScript:
             "recover": self._recover,
             "register": self._register,
             "die": self._die,
+            "remove": self._remove,
             "alter": self._alter,
             "elect": self._elect,
             "withdraw": self._withdraw,
@@ -509,6 +511,16 @@ class MetadataScript:
             stopping=[broker for broker in command.options.get("stopping", "").split(",") if broker],
         )
         self._ended(outcome)
+
+    def _remove(self, command: Command) -> None:
+        command.check_options("life", "epoch")
+        (broker,) = command.words
+        outcome = self.cluster.remove(
+            broker, epoch=self._number(command, "epoch"), incarnation=self._number(command, "life")
+        )
+        self._ended(outcome)
+        self._explained(outcome)
+        self._lines.append(f"  brokers {', '.join(sorted(self.cluster.state.brokers))}")
 
     def _alter(self, command: Command) -> None:
         command.check_options("leader", "e", "p", "lives", "caught-up")

@@ -63,7 +63,7 @@ from dataplane.replica.leader.settled_start import SettledStart
 from dataplane.replica.replica_refusals import answer_without_epoch
 from metadata.cluster import election, reassignment
 from metadata.cluster.model import Stream
-from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
+from metadata.commands import broker_commands, broker_removal, partition_commands, repartition_commands, stream_commands
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import Ledger
 from metadata.controller.admin_requests import AdminRequests
@@ -1826,6 +1826,30 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             rules=("R59",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
+    ),
+    (
+        _mutant(
+            "a broker is removed that is a replica",
+            (broker_removal.why_not_removed, "    if held.count:", "    if False:"),
+            rules=("R92",),
+        ),
+        "metadata/a_dead_broker_is_removed",
+    ),
+    (
+        _mutant(
+            "a broker is removed that a reassignment is about to make a replica",
+            (broker_removal._is_concerned, "broker in moving.target or broker in moving.original", "False"),
+            rules=("R92",),
+        ),
+        "metadata/a_dead_broker_is_removed",
+    ),
+    (
+        _mutant(
+            "a broker is removed that holds the last copy",
+            (broker_removal.why_not_removed, "    if alone.count:", "    if False:"),
+            rules=("R92",),
+        ),
+        "metadata/a_dead_broker_is_removed",
     ),
     (
         _mutant(

@@ -70,7 +70,7 @@ from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE
 from wire.internal_streams import ACTIVITY, is_internal
 from wire.messaging.transport import Transport
 from wire.operations import api_operations as op
-from wire.operations.broker_operations import BROKER_LIST, ListedBroker
+from wire.operations.broker_operations import BROKER_LIST, BROKER_REMOVE, BrokerRemoval, ListedBroker
 from wire.operations.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
@@ -349,6 +349,16 @@ class Client:
         NoServer."""
         self._check_open()
         return (await self._api.call(BROKER_LIST))["brokers"]
+
+    async def remove_broker(self, broker: str, *, dry_run: bool = False) -> BrokerRemoval:
+        """Take a dead broker out of the cluster. It can come back under its id, as a new broker. `dry_run`: only check
+        that it can be removed.
+
+        Raises BadRequest (it is alive, votes in the metadata group, or something needs it: the sentence says what, and
+        what to do), WrongIncarnation (it has just registered again), NoServer.
+        """
+        self._check_open()
+        return await self._api.call(BROKER_REMOVE, broker=broker, dry_run=dry_run)
 
     async def describe_broker(self, broker: str) -> op.BrokerDescription:
         """A broker as `cluster_status` has it, and each replica that it holds. Raises BadRequest when no broker of that

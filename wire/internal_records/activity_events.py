@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 CONTROLLER_CHANGED = "controller_changed"
 BROKER_JOINED = "broker_joined"
 BROKER_DIED = "broker_died"
+BROKER_REMOVED = "broker_removed"
 STREAM_CREATED = "stream_created"
 STREAM_ALTERED = "stream_altered"
 STREAM_DELETED = "stream_deleted"

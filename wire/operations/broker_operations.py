@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from wire.errors import Code
 from wire.operations.operation import Operation
 
 
@@ -44,4 +45,28 @@ BROKER_LIST = Operation(
     answer=BrokerList,
     help="all registered brokers: whether they live, since when they are dead, and what they hold",
     writes=False,
+)
+
+
+class BrokerRemoval(TypedDict):
+    broker: str
+    removed: bool
+    """False: only asked for, and nothing stands against it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveBrokerRequest:
+    broker: str
+    dry_run: bool = False
+    """Only say whether it can be removed."""
+
+
+BROKER_REMOVE = Operation(
+    name="broker.remove",
+    request=RemoveBrokerRequest,
+    answer=BrokerRemoval,
+    help="take a dead broker out of the cluster; refused while anything needs it",
+    writes=True,
+    refusals=(Code.WRONG_INCARNATION,),
+    time_s=10.0,
 )

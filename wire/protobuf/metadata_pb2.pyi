@@ -108,6 +108,7 @@ class Command(_message.Message):
     START_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     COMPLETE_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     CANCEL_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    REMOVE_BROKER_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -163,6 +164,8 @@ class Command(_message.Message):
     def complete_reassignments(self) -> Global___CompleteReassignments: ...
     @_builtins.property
     def cancel_reassignments(self) -> Global___CancelReassignments: ...
+    @_builtins.property
+    def remove_broker(self) -> Global___RemoveBroker: ...
     def __init__(
         self,
         *,
@@ -194,12 +197,13 @@ class Command(_message.Message):
         start_reassignments: Global___StartReassignments | None = ...,
         complete_reassignments: Global___CompleteReassignments | None = ...,
         cancel_reassignments: Global___CancelReassignments | None = ...,
+        remove_broker: Global___RemoveBroker | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments", "remove_broker"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -417,6 +421,31 @@ class BrokersDead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrokersDead: _TypeAlias = BrokersDead  # noqa: Y015
+
+@_typing.final
+class RemoveBroker(_message.Message):
+    """A dead broker is taken out of the cluster, which needs it no more (R92)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    @_builtins.property
+    def broker(self) -> Global___BrokerLife: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        broker: Global___BrokerLife | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "controller_epoch", b"controller_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBroker: _TypeAlias = RemoveBroker  # noqa: Y015
 
 @_typing.final
 class Assignment(_message.Message):

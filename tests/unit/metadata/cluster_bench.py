@@ -127,6 +127,15 @@ class Cluster:
             )
         )
 
+    def remove(self, broker: str, *, epoch: int | None = None, incarnation: int | None = None) -> Outcome:
+        """Takes it out of the cluster."""
+        known = self.state.brokers.get(BrokerId(broker))
+        life = pb.BrokerLife(
+            broker=broker, incarnation=incarnation if incarnation is not None else known.incarnation if known else 0
+        )
+        controller_epoch = self.state.controller_epoch if epoch is None else epoch
+        return self.apply(pb.Command(remove_broker=pb.RemoveBroker(controller_epoch=controller_epoch, broker=life)))
+
     def create(
         self,
         name: str = "s",

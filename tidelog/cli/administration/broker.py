@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.terminal.session import cluster_command, console, print_answer
+from tidelog.cli.terminal.session import (
+    cluster_command,
+    cluster_options,
+    confirm,
+    console,
+    print_answer,
+    run,
+    yes_option,
+)
 from tidelog.cli.terminal.tables import Rows, in_words, size
 
 if TYPE_CHECKING:
@@ -71,6 +79,36 @@ def _life(each: ListedBroker) -> str:
     if each["dead_for_s"] is not None:
         return f"[red]dead[/] for {timedelta(seconds=int(each['dead_for_s']))}"
     return each["state"] if each["state"] == "alive" else f"[yellow]{each['state']}[/]"
+
+
+@broker.command()
+@click.argument("broker_id", metavar="BROKER")
+@yes_option
+@cluster_options
+def remove(broker_id: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+    """Take a dead BROKER out of the cluster, so that it is listed and waited for no more.
+
+    Refused, with what stands against it and what to do, while BROKER is alive, votes in the metadata group, is a
+    replica of a partition (or is to be one), or is named by a stream's placement or leader_pin. No copy is dropped by
+    this command, and there is no way to force it: give the replicas to other brokers first.
+
+    BROKER may come back at any time, also with an empty data folder: it registers as a new broker. On a terminal the
+    command asks first; elsewhere it needs --yes.
+
+    \b
+    Example, after `tidelog stream reassign` has given its replicas to others:
+      tidelog broker remove b4
+    """
+
+    async def check(client: Client) -> None:
+        await client.remove_broker(broker_id, dry_run=True)
+
+    async def work(client: Client) -> None:
+        print_answer(await client.remove_broker(broker_id), f"removed broker {broker_id}", as_json)
+
+    run(server, namespace, check)
+    confirm(f"takes broker {broker_id} out of the cluster", broker_id, yes=yes)
+    run(server, namespace, work)
 
 
 @broker.command()

@@ -55,6 +55,14 @@ def test_brokers_and_controllers() -> None:
         {"event": "broker_joined", "broker": "b", "incarnation": 6},
         {"event": "controller_changed", "controller": "b", "controller_epoch": 2},
     ]
+    cluster.die("a")
+    cluster.remove("a")
+    cluster.register("a")
+    assert cluster.told() == [
+        {"event": "broker_died", "broker": "a", "incarnation": 2},
+        {"event": "broker_removed", "broker": "a", "incarnation": 2},
+        {"event": "broker_joined", "broker": "a", "incarnation": 10},
+    ]
 
 
 def test_repartitions() -> None:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from metadata.controller.stopping import MAX_NAMED, Leaderships, leaderships
+from metadata.cluster.named_partitions import MAX_NAMED
+from metadata.controller.stopping import Leaderships, leaderships
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.turns import Turns
 from wire.types import BrokerId

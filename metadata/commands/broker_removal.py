@@ -1,0 +1,85 @@
+"""The removal of a broker from the cluster, and what stands against it."""
+
+from __future__ import annotations
+
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import Changes, Outcome, Partition
+from metadata.cluster.named_partitions import NamedPartitions
+from metadata.commands.ledger import Ledger
+from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
+from wire.turns import Steps
+from wire.types import BrokerId
+
+
+# R92: A broker is removed from the cluster by an operator's command alone, which names the incarnation that died. It is
+# refused while that broker is alive or the controller, while any partition has it as a replica, or has it among the
+# target or the original replicas of a reassignment, and while the policy of a stream names it. So no removal takes a
+# replica out of a partition, and none can lose a record: replicas go from a broker by reassignments (R84). A process
+# that comes back under the id registers as a new broker, in an incarnation above all earlier ones, and removes the logs
+# that are not its any more (R86); one that lived all the time registers again, as after its death (R26).
+# Hazard: A last copy that is forgotten with its broker; a folder that comes back and counts by what it once held.
+def remove_broker(ledger: Ledger, command: pb.RemoveBroker) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    if refused is not None:
+        return refused
+    broker = BrokerId(command.broker.broker)
+    known = ledger.contents.brokers.get(broker)
+    if known is not None and known.incarnation != command.broker.incarnation:
+        return ledger.refuse(Code.WRONG_INCARNATION, f"broker {broker} has registered again meanwhile; look again")
+    wrong = yield from why_not_removed(ledger, broker)
+    if wrong is not None:
+        return ledger.refuse(Code.BAD_REQUEST, wrong)
+    del ledger.contents.brokers[broker]
+    return ledger.changed(Changes(brokers=(broker,)))
+
+
+# Keeps R92.
+def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
+    """Returns why the broker cannot be removed from the cluster, with the remedy; None: it can."""
+    known = cluster.brokers.get(broker)
+    if known is None:
+        return f"broker {broker} is not registered; `tidelog broker list` shows those that are"
+    if known.alive or cluster.controller == broker:
+        return (
+            f"broker {broker} is alive: `tidelog broker list` shows what it holds; give its replicas to others, stop"
+            " it, and remove it then"
+        )
+    held, alone = NamedPartitions(), NamedPartitions()
+    for key, partition in cluster.partitions():
+        yield 1
+        if {*partition.isr, *partition.eligible} == {broker}:
+            alone.add(key)
+        elif _is_concerned(partition, broker):
+            held.add(key)
+    naming: list[str] = []
+    for name, stream in sorted(cluster.streams.items()):
+        yield 1
+        settings = stream.settings
+        naming += [
+            f"{key} of stream {name}"
+            for key, brokers in (("placement", settings.placement.brokers), ("leader_pin", (settings.leader_pin,)))
+            if broker in brokers
+        ]
+    reasons: list[str] = []
+    if held.count:
+        reasons.append(
+            f"It is a replica of {held}, or is to be one: `tidelog stream reassign` gives them to other brokers, and"
+            " `tidelog cluster moves` shows those that are on their way"
+        )
+    if alone.count:
+        reasons.append(
+            f"Nothing else is known to hold all records of {alone}: start it with its data folder; where that is lost"
+            " for good delete the stream, or elect another replica with loss (`tidelog partition elect-unclean`, and"
+            " `tidelog stream reassign` before where there is none)"
+        )
+    if naming:
+        reasons.append(f"It is named by {', '.join(naming)}: `tidelog stream alter` changes that")
+    return f"broker {broker} is needed, and stays. {'. '.join(reasons)}" if reasons else None
+
+
+def _is_concerned(partition: Partition, broker: BrokerId) -> bool:
+    moving = partition.reassignment
+    return broker in partition.replicas or (
+        moving is not None and (broker in moving.target or broker in moving.original)
+    )
