@@ -109,6 +109,7 @@ LOADS: Mapping[str, Load] = {
     "stream.reassign": Asked(
         ({"name": LARGE, "targets": {"0": ["b"]}, "dry_run": True}, {"name": LARGE, "targets": {"0": ["b"]}})
     ),
+    "cluster.rebalance": Asked(({"dry_run": True}, {})),
     "cluster.moves": Asked(({}, {"of_stream": LARGE})),
     "stream.reassign_cancel": OF_LARGE,
     "stream.delete": Asked(({"name": NEW},)),

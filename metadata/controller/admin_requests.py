@@ -21,6 +21,7 @@ from metadata.commands.stream_commands import why_not_compacted
 from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance, candidates, check_brokers, check_followed, place
+from metadata.controller.replica_planning import Change
 from wire.cluster_config import plain
 from wire.echo import echo
 from wire.error_details import END
@@ -458,22 +459,57 @@ class AdminRequests:
         begin = pb.BeginReassignments(controller_epoch=self._epoch(), brokers=brokers, items=items)
         return pb.Command(begin_reassignments=begin)
 
-    def cancel_reassignments(self, name: str, partitions: Sequence[int]) -> pb.Command:
-        """No partitions: all of the stream that get other replicas; of named ones those that do. Raises TidelogError:
-        NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+    def begin_changes(self, changes: Sequence[Change]) -> tuple[pb.Command, list[Change]]:
+        """Returns the command that carries out a part of a plan, and the changes that it makes: without those whose
+        partitions are not as they were when it was made, or whose new brokers have died. Raises
+        TidelogError(NOT_CONTROLLER)."""
+        self.require_controller()
+        brokers = sorted({broker for change in changes for broker in change.target})
+        index = {broker: number for number, broker in enumerate(brokers)}
+        items, made = [], []
+        for change in changes:
+            known, stream = self._state.partition(change.key), self._state.streams.get(change.key.stream)
+            if known is None or stream is None or wanted_replicas(known) != change.before:
+                continue
+            if why_not_target(self._state, known, change.target, stream.replication_factor) is not None:
+                continue
+            made.append(change)
+            items.append(
+                pb.ReassignmentTarget(
+                    partition=ref_of(change.key),
+                    expected_epoch=known.epoch,
+                    replicas=[index[broker] for broker in change.target],
+                )
+            )
+        begin = pb.BeginReassignments(controller_epoch=self._epoch(), brokers=brokers, items=items)
+        return pb.Command(begin_reassignments=begin), made
+
+    def without_room(self) -> list[BrokerId]:
+        """Returns the brokers that lack room, are stopping, or whose disks hang: they get no replica while another one
+        can."""
+        known = sorted(self._state.brokers)
+        return sorted({*known}.difference(self._rebalancing.with_room(known, 0)))
+
+    def cancel_reassignments(self, name: str, partitions: Sequence[int]) -> Steps[list[pb.Command]]:
+        """Returns commands for MAX_REASSIGNED partitions each. No partitions: all of the stream that get other
+        replicas; of named ones those that do. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         self.require_controller()
         stream = self._state.streams.get(StreamName(name))
         if stream is None:
             raise unknown_stream(name)
-        under_way = [number for number, known in stream.partitions.items() if known.reassignment is not None]
-        found = [self._find(name, number) for number in sorted({*partitions} or under_way)]
-        items = [
-            pb.ReassignmentStep(partition=ref_of(key), expected_epoch=known.epoch)
-            for key, known in found
-            if known.reassignment is not None and not known.reassignment.is_cancelled
+        items: list[pb.ReassignmentStep] = []
+        for piece in pieces(sorted({*partitions} or stream.partitions), _PIECE):
+            yield 4 * len(piece)
+            items += [
+                pb.ReassignmentStep(partition=ref_of(key), expected_epoch=known.epoch)
+                for key, known in (self._find(name, number) for number in piece)
+                if known.reassignment is not None and not known.reassignment.is_cancelled
+            ]
+        epoch = self._epoch()
+        return [
+            pb.Command(cancel_reassignments=pb.CancelReassignments(controller_epoch=epoch, items=some))
+            for some in pieces(items, MAX_REASSIGNED)
         ]
-        cancel = pb.CancelReassignments(controller_epoch=self._epoch(), items=items)
-        return pb.Command(cancel_reassignments=cancel)
 
     def why_no_new_leader(self, key: PartitionKey, partition: Partition) -> str:
         """Returns why no replica of the target may take the leadership that a reassignment waits for; empty: one may,

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 from metadata.cluster.cluster_view import PIECE
-from metadata.cluster.model import Outcome, Partition, Stream
+from metadata.cluster.model import Outcome, Partition
 from metadata.cluster.reassignment import in_sync, why_not_complete
 from metadata.controller.admin_requests import partition_targets, unknown_stream
 from metadata.controller.descriptions import find_stream, report_of_leader
 from metadata.runtime.driver_context import MetadataContext
+from metadata.runtime.replica_plans import AskReplicas, ReplicaPlans
 from wire.errors import Code, TidelogError
 from wire.operations.operation import handles
 from wire.operations.reassignment_operations import (
     CLUSTER_MOVES,
+    CLUSTER_REBALANCE,
     MAX_MOVES_LISTED,
     STREAM_REASSIGN,
     STREAM_REASSIGN_CANCEL,
@@ -23,10 +24,11 @@ from wire.operations.reassignment_operations import (
     Move,
     Moves,
     MovesRequest,
-    PlannedMove,
     Reassigned,
     ReassignRequest,
+    RebalanceRequest,
     ReplicaMove,
+    ReplicaPlan,
 )
 from wire.operations.reports import ReplicaReport
 from wire.protobuf import metadata_pb2 as pb
@@ -35,14 +37,6 @@ from wire.types import BrokerId, PartitionKey, StreamName
 
 _OF_MOVE = 10
 """Looks that the form of a move takes as long as."""
-
-
-class AskReplicas(Protocol):
-    async def __call__(
-        self, stream: Stream, brokers: Sequence[BrokerId], *, partitions: Collection[int] = ()
-    ) -> dict[int, dict[BrokerId, ReplicaReport]]:
-        """Reports of the live brokers that answer, by partition and broker."""
-        ...
 
 
 class ReassignmentAdmin:
@@ -54,6 +48,7 @@ class ReassignmentAdmin:
         self._context = context
         self._commit = commit
         self._ask = ask
+        self._plans = ReplicaPlans(context, commit=commit, ask=ask)
 
     @handles(STREAM_REASSIGN)
     async def reassign(self, request: ReassignRequest) -> Reassigned:
@@ -61,40 +56,26 @@ class ReassignmentAdmin:
         command = self._context.core.requests.reassign(request.name, targets)
         stream = find_stream(self._context.state, request.name)
         wanted = [item.partition.partition for item in command.begin_reassignments.items]
-        plan = await self._plan(stream, {number: targets[number] for number in wanted})
+        plan = await self._plans.moves(stream, {number: targets[number] for number in wanted})
         if not request.dry_run and wanted:
             _raise_for_items(request.name, wanted, await self._commit(command))
         found = await self._moves(request.name, {*targets}, asks=False)
         return {"plan": plan, "moves": found["moves"]}
 
-    async def _plan(self, stream: Stream, targets: Mapping[int, Sequence[BrokerId]]) -> list[PlannedMove]:
-        known = {number: stream.partitions[number] for number in targets}
-        leaders = sorted({partition.leader for partition in known.values() if partition.leader is not None})
-        said = await self._ask(stream, leaders, partitions=targets.keys())
-        plan: list[PlannedMove] = []
-        for number, partition in known.items():
-            moving = partition.reassignment
-            before = partition.replicas if moving is None else moving.original
-            added = [broker for broker in targets[number] if broker not in before]
-            size = report_of_leader(partition, said.get(number, {})).get("bytes_on_disk")
-            plan.append(
-                {
-                    "partition": number,
-                    "replicas": [*before],
-                    "target": [*targets[number]],
-                    "added": [*added],
-                    "removed": [broker for broker in before if broker not in targets[number]],
-                    "leader": partition.leader,
-                    "bytes_to_copy": None if size is None and added else (size or 0) * len(added),
-                }
-            )
-        return plan
+    @handles(CLUSTER_REBALANCE)
+    async def rebalance(self, request: RebalanceRequest) -> ReplicaPlan:
+        self._context.core.requests.require_controller()
+        made = await self._plans.made(balance=True)
+        form = await self._plans.form(made)
+        if not request.dry_run:
+            form["begun"] = await self._plans.begin(made)
+        return form
 
     @handles(STREAM_REASSIGN_CANCEL)
     async def cancel_reassignment(self, request: CancelReassignmentRequest) -> Moves:
-        command = self._context.core.requests.cancel_reassignments(request.name, request.partitions)
-        wanted = [item.partition.partition for item in command.cancel_reassignments.items]
-        if wanted:
+        commands = await in_turns(self._context.core.requests.cancel_reassignments(request.name, request.partitions))
+        for command in commands:
+            wanted = [item.partition.partition for item in command.cancel_reassignments.items]
             _raise_for_items(request.name, wanted, await self._commit(command))
         return await self._moves(request.name, {*request.partitions}, asks=False)
 

@@ -86,10 +86,12 @@ from wire.operations.partition_operations import (
 )
 from wire.operations.reassignment_operations import (
     CLUSTER_MOVES,
+    CLUSTER_REBALANCE,
     STREAM_REASSIGN,
     STREAM_REASSIGN_CANCEL,
     Moves,
     Reassigned,
+    ReplicaPlan,
 )
 from wire.operations.replica_operations import CLUSTER_RESTART_ORDER, ReplicaList, RestartVerdict
 from wire.operations.transaction_operations import (
@@ -380,6 +382,15 @@ class Client:
         moves. Raises NoServer."""
         self._check_open()
         return await self._api.call(op.CLUSTER_REBALANCE_LEADERS, dry_run=dry_run)
+
+    async def rebalance(self, *, dry_run: bool = False) -> ReplicaPlan:
+        """Move replicas of all streams, with the fewest copies, so that brokers hold equally many, in different zones,
+        as the streams' policies say. Returns the plan when its moves are begun; `moves` tells how far they are. With
+        `dry_run` nothing is changed. To ask again does no harm: what is under way is counted as done. Raises
+        Unavailable, NoServer."""
+        self._check_open()
+        check_flag("dry_run", dry_run)
+        return await self._api.call(CLUSTER_REBALANCE, dry_run=dry_run)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""

@@ -12,9 +12,12 @@ MAX_REASSIGNED: Final = 1000
 """Limit of the partitions of one request."""
 MAX_MOVES_LISTED: Final = 250
 """Limit of the moves that an answer describes."""
+MAX_STREAMS_ASKED: Final = 100
+"""Limit of the streams whose leaders are asked for sizes, for a plan."""
 
 
 class PlannedMove(TypedDict):
+    stream: str
     partition: int
     replicas: list[str]
     """As they are now, or were before a reassignment that is under way."""
@@ -68,6 +71,55 @@ class Reassigned(TypedDict):
     """The moves of the partitions in the request, once they are begun."""
 
 
+class PlannedCopies(TypedDict):
+    """What one broker copies from another one."""
+
+    source: str | None
+    """The leader; None: nobody leads these partitions."""
+    target: str
+    copies: int
+    bytes: int
+    """Sum of those whose size is known."""
+
+
+class StuckPartition(TypedDict):
+    partition: str
+    """stream/partition"""
+    why: str
+
+
+class ReplicaPlan(TypedDict):
+    """Other replicas for partitions of any streams."""
+
+    partitions: int
+    """They get other replicas, or another preferred leader."""
+    copies: int
+    """Replicas that are copied to a broker."""
+    plan: list[PlannedMove]
+    """The first MAX_MOVES_LISTED; those that copy come first."""
+    sources: list[PlannedCopies]
+    """By source and target, the first MAX_MOVES_LISTED; the most bytes first."""
+    bytes_to_copy: int
+    """Sum of those whose size is known."""
+    sizes_unknown: int
+    """Copies whose size is not known: a leader does not answer, or more streams than MAX_STREAMS_ASKED move."""
+    budget_bytes_per_s: int
+    """What replicas outside the ISR may take from a leader's broker: network_capacity x replication_budget_fraction."""
+    least_s: float
+    """Seconds that the copies take at least, at that budget: those of the broker that is copied from most."""
+    stuck: list[StuckPartition]
+    """Partitions for which no broker was found, the first MAX_MOVES_LISTED."""
+    stuck_total: int
+    begun: int
+    """Partitions whose change was begun by this request; with `dry_run` 0. The others have changed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceRequest:
+    dry_run: bool = False
+    """Only the plan is wanted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignRequest:
     name: str
@@ -119,4 +171,15 @@ CLUSTER_MOVES = Operation(
     answer=Moves,
     help="the partitions that get other replicas, and how far they are",
     writes=False,
+)
+
+CLUSTER_REBALANCE = Operation(
+    name="cluster.rebalance",
+    request=RebalanceRequest,
+    answer=ReplicaPlan,
+    help="move replicas of all streams, so that brokers hold equally many, in different zones, as the streams' policies"
+    " say, with the fewest copies; answered when that has begun; with `dry_run` only the plan",
+    writes=True,
+    refusals=(Code.UNAVAILABLE,),
+    time_s=60.0,
 )

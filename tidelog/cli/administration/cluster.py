@@ -10,8 +10,20 @@ import click
 
 from tidelog.cli.administration.recover import recover
 from tidelog.cli.administration.rotate_secret import rotate_secret
-from tidelog.cli.streams.reassign import moves
-from tidelog.cli.terminal.session import Work, cluster_command, console, counted, print_answer
+from tidelog.cli.streams.reassign import moves, watched
+from tidelog.cli.streams.replica_plan import show_plan
+from tidelog.cli.terminal.session import (
+    Work,
+    cluster_command,
+    cluster_options,
+    confirm,
+    console,
+    counted,
+    print_answer,
+    print_json,
+    run,
+    yes_option,
+)
 from tidelog.cli.terminal.setting_options import ClusterSettingsCommand, alteration_options, config_of
 from tidelog.cli.terminal.shown import shown
 from tidelog.cli.terminal.tables import Rows
@@ -20,6 +32,7 @@ from wire.notation import bytes_in_words
 if TYPE_CHECKING:
     from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions, RebalancedLeaders
+    from wire.operations.reassignment_operations import ReplicaPlan
     from wire.operations.replica_operations import RestartVerdict
 
 
@@ -101,27 +114,79 @@ def alter(settings: tuple[str, ...], unset: tuple[str, ...], as_json: bool) -> W
 @cluster.command()
 @click.option("--leaders-only", is_flag=True, help="Move leaderships only, to replicas that are in sync: no records.")
 @click.option("--dry-run", is_flag=True, help="Only show what would move.")
-@cluster_command
-def rebalance(leaders_only: bool, dry_run: bool, as_json: bool) -> Work:
-    """Let the preferred leader of each partition lead: the stream's leader_pin, else the first replica.
+@click.option("--watch", is_flag=True, help="Wait until all moves are over, with a line for each change.")
+@yes_option
+@cluster_options
+def rebalance(
+    leaders_only: bool,
+    dry_run: bool,
+    watch: bool,
+    yes: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Give each broker its share of the replicas, as after one was added.
 
-    After a broker was down, others lead in its place. Leaderships go back by themselves, leader_rebalance_delay_ms
-    after it is back, unless auto_leader_rebalance is false (`tidelog cluster alter`); this command does it now. Each
-    move stops the writes to its partition for some milliseconds.
+    Finds the fewest copies after which brokers hold equally many replicas, of each stream and of all, no two of a
+    partition in one zone while there are enough zones, as the policies of the streams say. Shows them with the bytes
+    and the least time, and asks (elsewhere than on a terminal it needs --yes). The partitions are used meanwhile; a few
+    copy at a time, within the replication budget, and nothing is removed before the copy in its place is in sync.
+    `tidelog cluster moves` shows how far it is, and gives it up with --cancel. To ask again does no harm.
+
+    With --leaders-only nothing is copied: the preferred leader of each partition leads (the stream's leader_pin, else
+    the first replica) where it is in sync. After a broker was down, others lead in its place; leaderships go back by
+    themselves, leader_rebalance_delay_ms after it is back, unless auto_leader_rebalance is false (`tidelog cluster
+    alter`), and this does it now. Each move stops the writes to its partition for some milliseconds.
 
     \b
     Examples:
-      tidelog cluster rebalance --leaders-only --dry-run
+      tidelog cluster rebalance --dry-run
+      tidelog cluster rebalance --yes --watch
       tidelog cluster rebalance --leaders-only
     """
-    if not leaders_only:
-        raise click.UsageError("give --leaders-only: leaderships are what is rebalanced")
+    if leaders_only:
+        if watch:
+            raise click.UsageError("--watch is about copies, and --leaders-only copies nothing; leave one of them out")
+        _rebalance_leaders(server, namespace, dry_run=dry_run, as_json=as_json)
+        return
+    plan = _asked_plan(server, namespace)
+    if not as_json:
+        show_plan(plan)
+    elif dry_run:
+        print_json(plan)
+    if dry_run:
+        return
+    if plan["partitions"]:
+        confirm(f"moves replicas of {counted(plan['partitions'], 'partition')}", "rebalance", yes=yes)
 
+    async def work(client: Client) -> None:
+        begun = await client.rebalance()
+        said = f"{counted(begun['begun'], 'partition')} begun; `tidelog cluster moves` shows how far it is"
+        print_answer(begun, said if begun["partitions"] else lambda _: None, as_json)
+        if watch:
+            await watched(client, None, await client.moves(), as_json)
+
+    run(server, namespace, work)
+
+
+def _asked_plan(server: str | None, namespace: str) -> ReplicaPlan:
+    plans: list[ReplicaPlan] = []
+
+    async def ask_plan(client: Client) -> None:
+        plans.append(await client.rebalance(dry_run=True))
+
+    run(server, namespace, ask_plan)
+    (plan,) = plans
+    return plan
+
+
+def _rebalance_leaders(server: str | None, namespace: str, *, dry_run: bool, as_json: bool) -> None:
     async def work(client: Client) -> None:
         found = await client.rebalance_leaders(dry_run=dry_run)
         print_answer(found, partial(_show_away, dry_run=dry_run), as_json)
 
-    return work
+    run(server, namespace, work)
 
 
 def _show_away(found: RebalancedLeaders, *, dry_run: bool) -> None:

@@ -155,7 +155,7 @@ def moves(
         if cancel:
             found = await _cancelled(client, name, found)
         if watch:
-            found = await _watched(client, name, found, as_json)
+            found = await watched(client, name, found, as_json)
         print_answer(found, _show_moves, as_json)
 
     run(server, namespace, work)
@@ -181,7 +181,7 @@ async def _cancelled(client: Client, name: str | None, found: Moves) -> Moves:
     return found
 
 
-async def _watched(client: Client, name: str | None, found: Moves, as_json: bool) -> Moves:
+async def watched(client: Client, name: str | None, found: Moves, as_json: bool) -> Moves:
     import asyncio
 
     said = ""

@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from tidelog.cli import main
+from tidelog.cli.administration import cluster
 from tidelog.cli.streams import reassign
 from tidelog.cli.terminal import session
 from wire.errors import Code, TidelogError
-from wire.operations.reassignment_operations import Move, Moves, PlannedMove
+from wire.operations.reassignment_operations import Move, Moves, PlannedMove, ReplicaPlan
 
 PLAN: list[PlannedMove] = [
     {
+        "stream": "s",
         "partition": 0,
         "replicas": ["b1", "b2", "b3"],
         "target": ["b2", "b3", "b4"],
@@ -44,6 +46,22 @@ def move(state: str, behind: int | None = 10) -> Move:
     }
 
 
+def replica_plan(moves: list[PlannedMove]) -> ReplicaPlan:
+    return {
+        "partitions": len(moves),
+        "copies": len(moves),
+        "plan": moves,
+        "sources": [{"source": "b1", "target": "b4", "copies": 1, "bytes": 5_000_000}] if moves else [],
+        "bytes_to_copy": 5_000_000 * len(moves),
+        "sizes_unknown": 0,
+        "budget_bytes_per_s": 1_000_000,
+        "least_s": 5.0 * len(moves),
+        "stuck": [{"partition": "t/0", "why": "placement=pinned:b1 leaves no other broker for it beside b1"}],
+        "stuck_total": 1,
+        "begun": 0,
+    }
+
+
 class FakeClient:
     def __init__(self, plan: list[PlannedMove], answers: Sequence[list[Move]]) -> None:
         self.plan = plan
@@ -55,13 +73,19 @@ class FakeClient:
         self.did.append(f"{'plan' if dry_run else 'begin'} {name} {json.dumps(wanted)}")
         return {"plan": self.plan, "moves": []}
 
+    async def rebalance(self, dry_run: bool = False) -> ReplicaPlan:
+        self.did.append("plan a rebalance" if dry_run else "rebalance")
+        plan = replica_plan(self.plan)
+        plan["begun"] = 0 if dry_run else plan["partitions"]
+        return plan
+
     async def cancel_reassignment(self, name: str) -> Moves:
         self.did.append(f"cancel {name}")
         if self.refusals:
             raise self.refusals.pop()
         return {"moves": [], "total": 0}
 
-    async def moves(self, name: str | None) -> Moves:
+    async def moves(self, name: str | None = None) -> Moves:
         self.did.append(f"moves of {name or 'all'}")
         found = self.answers.pop(0)
         return {"moves": found, "total": len(found)}
@@ -75,7 +99,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeClient]:
         def run(_server: str | None, _namespace: str, work: Callable[[Any], Awaitable[None]], **_: bool) -> None:
             asyncio.run(work(client))  # type: ignore[arg-type] # a coroutine
 
-        for module in (reassign, session):
+        for module in (cluster, reassign, session):
             monkeypatch.setattr(module, "run", run)
         monkeypatch.setattr(reassign, "POLL_S", 0.0)
         return client
@@ -174,3 +198,37 @@ def test_another_refusal_ends_the_command(answering: Callable[..., FakeClient]) 
     client.refusals = [TidelogError(Code.UNAVAILABLE, "no controller")]
     assert invoke("cluster", "moves", "--cancel", "--yes")[0] != 0
     assert client.did == ["moves of all", "cancel s"]
+
+
+def test_a_rebalance_is_shown_and_waits_for_a_yes(answering: Callable[..., FakeClient]) -> None:
+    client = answering()
+    exit_status, out, err = invoke("cluster", "rebalance")
+    assert (exit_status, client.did) == (2, ["plan a rebalance"])
+    words = " ".join(out.split())
+    assert "│ s/0 │ b1, b2, b3 │ b2, b3, b4 │ b4 │ b1 │ 5.0 MB │" in words
+    assert "│ b1 │ b4 │ 1 │ 5.0 MB │" in words
+    assert "stays: t/0, placement=pinned:b1 leaves no other broker for it beside b1" in words
+    assert (
+        "1 partition, 1 copy: 5.0 MB; 5 s at least, at the budget of 1.0 MB/s for each broker that is copied" in words
+    )
+    assert "this moves replicas of 1 partition" in err
+    exit_status, out, _ = invoke("cluster", "rebalance", "--dry-run", "--json")
+    assert (exit_status, json.loads(out)) == (0, replica_plan(PLAN))
+
+
+def test_a_rebalance_is_begun_and_watched(answering: Callable[..., FakeClient]) -> None:
+    client = answering([move("copying")], [move("in sync")], [])
+    exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--watch")
+    assert exit_status == 0
+    assert client.did == ["plan a rebalance", "rebalance", *["moves of all"] * 3]
+    assert "1 partition begun; `tidelog cluster moves` shows how far it is" in out
+    assert "1 partition: 1 in sync" in out
+    exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--json")
+    assert json.loads(out) == {**replica_plan(PLAN), "begun": 1}
+
+
+def test_a_rebalance_of_an_even_cluster_does_nothing(answering: Callable[..., FakeClient]) -> None:
+    answering(plan=[])
+    exit_status, out, _ = invoke("cluster", "rebalance")
+    assert (exit_status, out.endswith("nothing is to be moved\n")) == (0, True)
+    assert invoke("cluster", "rebalance", "--leaders-only", "--watch")[0] == 2

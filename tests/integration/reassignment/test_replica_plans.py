@@ -1,0 +1,77 @@
+"""Replicas are spread anew under acked load: four processes, real disks, kill -9. Nothing acknowledged may be missing
+or twice."""
+
+# Rules: R84.
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.integration.rig.dev_cluster import dev_cluster
+from tests.integration.rig.waiting import LIMIT, until
+from tests.integration.rig.workload import acked_load, assert_nothing_lost, wait_in_sync
+from tidelog.server.devcluster import DevCluster
+
+STREAM = "load"
+PARTITIONS = 8
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[DevCluster]:
+    with dev_cluster(tmp_path / "cluster", nodes=4, settings={"metadata": {"moves_per_broker": 2}}) as running:
+        yield running
+
+
+@pytest.mark.timeout(900)
+async def test_an_empty_broker_gets_its_share_while_the_controller_is_killed(cluster: DevCluster) -> None:
+    *three, last = cluster.broker_ids
+    url = cluster.nats_url
+    async with await tidelog.connect(url, api_timeout=LIMIT) as client:
+        await client.create_stream(STREAM, subject=STREAM, partitions=PARTITIONS, replication_factor=3)
+        await client.reassign(STREAM, {number: [*three[number % 3 :], *three[: number % 3]] for number in range(8)})
+        await until(lambda: nothing_moves(client), "partitions on the first three brokers")
+        await wait_in_sync(url, STREAM, timeout=LIMIT)
+        async with acked_load(url, STREAM, partitions=PARTITIONS) as ledger:
+            await until(lambda: len(ledger.acked) > 2000, "records before the rebalance")
+            plan = await client.rebalance(dry_run=True)
+            of_stream = [move for move in plan["plan"] if move["stream"] == STREAM]
+            assert sum(last in move["added"] for move in of_stream) == PARTITIONS * 3 // 4
+            assert plan["bytes_to_copy"] > 0
+            assert plan["begun"] == 0
+            assert await nothing_moves(client)
+
+            begun = await client.rebalance()
+            assert begun["begun"] == begun["partitions"] == plan["partitions"]
+            controller = (await client.cluster_status())["controller"]
+            assert controller is not None
+            cluster.kill(controller)
+            acked = len(ledger.acked)
+            await until(lambda: len(ledger.acked) > acked + 200, "writes without the controller")
+            cluster.start_broker(controller)
+            await asyncio.to_thread(cluster.wait_ready, LIMIT)
+            await until(lambda: nothing_moves(client), "the end of all moves")
+            acked = len(ledger.acked)
+            await until(lambda: len(ledger.acked) > acked + 200, "writes to the new replicas")
+        description = await wait_in_sync(url, STREAM, timeout=LIMIT)
+        assert spread(description, cluster) == 0
+        again = await client.rebalance(dry_run=True)
+        assert again["partitions"] == 0
+    findings = await assert_nothing_lost(url, ledger, cluster.data_dirs)
+    assert findings.acknowledged > 2000
+
+
+def spread(description: Mapping[str, Any], cluster: DevCluster) -> int:
+    held = Counter(broker for part in description["partitions"] for broker in part["replicas"])
+    counts = [held[broker] for broker in cluster.broker_ids]
+    return max(counts) - min(counts)
+
+
+async def nothing_moves(client: tidelog.Client) -> bool:
+    return (await client.moves())["total"] == 0
