@@ -109,6 +109,13 @@ LOADS: Mapping[str, Load] = {
     "stream.reassign": Asked(
         ({"name": LARGE, "targets": {"0": ["b"]}, "dry_run": True}, {"name": LARGE, "targets": {"0": ["b"]}})
     ),
+    "stream.alter_factor": Asked(
+        (
+            {"name": LARGE, "replication_factor": 2, "dry_run": True},
+            {"name": LARGE, "replication_factor": 2},
+            {"name": LARGE, "replication_factor": 1},
+        )
+    ),
     "cluster.rebalance": Asked(({"dry_run": True}, {})),
     "cluster.moves": Asked(({}, {"of_stream": LARGE})),
     "stream.reassign_cancel": OF_LARGE,

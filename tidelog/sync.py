@@ -301,6 +301,7 @@ class Client(Facade[client.Client]):
     describe_broker = blocking(client.Client.describe_broker)
     alter_cluster = blocking(client.Client.alter_cluster)
     rebalance_leaders = blocking(client.Client.rebalance_leaders)
+    alter_replication_factor = blocking(client.Client.alter_replication_factor)
     rebalance = blocking(client.Client.rebalance)
     set_readonly = blocking(client.Client.set_readonly)
     pause = blocking(client.Client.pause)

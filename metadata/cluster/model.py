@@ -241,6 +241,7 @@ class Stream:
     """The settings given at creation and altered since, with the cluster's defaults of those times; missing settings
     have their built-in defaults."""
     replication_factor: int
+    """The wanted one."""
     partitioner: str
     """One of `wire.layouts.PARTITIONERS`, or of a later version's: for producers that choose none."""
     partitioning_version: int
@@ -250,6 +251,9 @@ class Stream:
     partitions: dict[int, Partition]
     """All partitions, also with numbers above the newest layout's, of which some may be missing."""
     repartition: Repartition | None = None
+    copies: int = 0
+    """The least number of replicas that a partition has and keeps, `replication_factor` at most: smaller while that
+    grows. 0 is set to `replication_factor`."""
     settings: StreamConfig = field(init=False, compare=False)
     """`config`, read, with min ISR filled in."""
     _step: int = field(init=False, compare=False)
@@ -257,7 +261,8 @@ class Stream:
     """Modulo `_step`, the partitions of the layout before that have not reported where it ends."""
 
     def __post_init__(self) -> None:
-        self.settings = StreamConfig.from_strings(self.config).resolved(self.replication_factor)
+        self.copies = self.copies or self.replication_factor
+        self.settings = StreamConfig.from_strings(self.config).resolved(self.copies)
         before = self.layouts[-2].partitions if len(self.layouts) > 1 else 1
         # Of two partitions with keys in common the numbers are equal by this modulus: `wire.layouts.sources`.
         self._step = gcd(before, self.partition_count)

@@ -231,6 +231,7 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int], written: pb.Str
             for layout in stream.layouts
         ],
         repartition=None if stream.repartition is None else _repartition_to_pb(stream.repartition),
+        copies=stream.copies if stream.copies != stream.replication_factor else 0,
     )
     written.MergeFrom(head)
     for part in pieces(sorted(stream.partitions.items()), PIECE):
@@ -347,6 +348,7 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Steps[Stre
         kind=stream.kind,
         config=dict(sorted(stream.config.items())),
         replication_factor=stream.replication_factor,
+        copies=stream.copies,
         partitioner=stream.partitioner,
         partitioning_version=stream.partitioning_version,
         routing_generation=Generation(stream.routing_generation or stream.incarnation),

@@ -37,7 +37,14 @@ from metadata.cluster import state_snapshot
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.counts import Counts
 from metadata.cluster.model import Changes, Outcome, Stream
-from metadata.commands import broker_commands, broker_removal, partition_commands, repartition_commands, stream_commands
+from metadata.commands import (
+    broker_commands,
+    broker_removal,
+    partition_commands,
+    repartition_commands,
+    replication_factor,
+    stream_commands,
+)
 from metadata.commands.ledger import Ledger
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
@@ -67,6 +74,7 @@ _OF_NAMED: Final = frozenset(
         "start_reassignments",
         "complete_reassignments",
         "cancel_reassignments",
+        "alter_replication_factor",
     }
 )
 """Commands that look at the partitions that they name. All others may look at all of a stream, or of the cluster."""
@@ -273,6 +281,8 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
             return partition_commands.complete_reassignments(ledger, message.complete_reassignments)
         case "cancel_reassignments":
             return partition_commands.cancel_reassignments(ledger, message.cancel_reassignments)
+        case "alter_replication_factor":
+            return replication_factor.alter(ledger, message.alter_replication_factor)
         case None:
             return ledger.refuse(
                 Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"

@@ -3,7 +3,7 @@ partitions; each of its items is decided on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -12,8 +12,9 @@ from metadata.cluster import election, reassignment
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.model import Changes, Outcome, Partition
 from metadata.cluster.references import key_of
-from metadata.commands import repartition_commands
+from metadata.commands import repartition_commands, replication_factor
 from metadata.commands.ledger import PARTITION, Ledger
+from metadata.commands.reassignment_targets import wanted_replicas, why_not_target
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
@@ -188,26 +189,6 @@ def _begin_one_reassignment(
     return None, reassignment.begin(partition, target, ledger.next_generation(), min_isr=min_isr)
 
 
-def why_not_target(cluster: Cluster, partition: Partition, target: Sequence[BrokerId], factor: int) -> str | None:
-    """Returns why the partition cannot get these replicas; None: it can."""
-    if len({*target}) != len(target):
-        return "a broker is named twice; name each once"
-    if len(target) != factor:
-        return f"{len(target)} brokers are named, and the stream has {factor} replicas; name {factor}"
-    unknown = [broker for broker in target if broker not in cluster.brokers]
-    if unknown:
-        return f"broker {unknown[0]} is not known; `tidelog cluster status` shows the brokers"
-    dead = [broker for broker in target if broker not in partition.replicas and not cluster.is_alive(broker)]
-    if dead:
-        return f"broker {dead[0]} is not alive; start it first"
-    return None
-
-
-def wanted_replicas(partition: Partition) -> tuple[BrokerId, ...]:
-    """The replicas that the partition has, or is to get."""
-    return partition.replicas if partition.reassignment is None else partition.reassignment.target
-
-
 # Keeps R84.
 def start_reassignments(ledger: Ledger, command: pb.StartReassignments) -> Steps[Outcome]:
     return _each_step(ledger, command, _start)
@@ -280,6 +261,8 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
             changed[key] = None
     if not changed:
         return ledger.unchanged(items=tuple(codes))
+    # Keeps R91.
+    changed |= dict.fromkeys((yield from replication_factor.follow(ledger, sorted({key.stream for key in changed}))))
     return ledger.changed(Changes(partitions=tuple(sorted(changed, key=KEY_ORDER))), items=tuple(codes))
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from metadata.cluster.model import Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
 from metadata.cluster.references import key_of
+from metadata.commands import replication_factor
 from metadata.commands.ledger import PARTITION, Ledger
 from metadata.commands.stream_commands import check_assignments, partitions_of, stream_of
 from wire.errors import Code, TidelogError
@@ -114,7 +115,11 @@ def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Steps[Outcome]:
         yield 1
         ledger.counts.count_partition(stream.partitions.pop(number), -1)
     _put(ledger, stream, repartition=None)
-    return ledger.changed(Changes(gone=gone, repartitioned=(stream.name,)), value=marker.version)
+    # Keeps R91.
+    kept = yield from replication_factor.follow(ledger, [stream.name])
+    return ledger.changed(
+        Changes(partitions=tuple(kept), gone=gone, repartitioned=(stream.name,)), value=marker.version
+    )
 
 
 def why_not_cancelled(stream: Stream) -> str | None:
@@ -330,7 +335,10 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
     names = tuple(sorted({key.stream for key in gone}))
     for name in names:
         _put(ledger, ledger.contents.streams[name])
-    return ledger.changed(Changes(gone=tuple(sorted(gone, key=KEY_ORDER)), repartitioned=names), items=tuple(codes))
+    # Keeps R91.
+    kept = tuple((yield from replication_factor.follow(ledger, names)))
+    changes = Changes(partitions=kept, gone=tuple(sorted(gone, key=KEY_ORDER)), repartitioned=names)
+    return ledger.changed(changes, items=tuple(codes))
 
 
 # Keeps R60.

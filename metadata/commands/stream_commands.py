@@ -19,6 +19,7 @@ from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoc
 
 OfStream: TypeAlias = (
     pb.AlterStream
+    | pb.AlterReplicationFactor
     | pb.SetReadonly
     | pb.SetPaused
     | pb.DeleteRecords
@@ -152,6 +153,7 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Steps[Outcome]:
     if config == stream.config:
         return ledger.unchanged()
     wrong = why_not_compacted(stream, config)
+    wrong = wrong or why_not_min_isr(stream, config)
     if wrong is not None:
         return ledger.refuse(Code.BAD_CONFIG, wrong)
     changed = ledger.contents.streams[stream.name] = replace(stream, config=config)
@@ -174,6 +176,18 @@ def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
     return (
         f"stream {stream.name} was repartitioned, and is not compacted: records of one key stand in several partitions,"
         " and compaction looks into one; make another stream with compact=true, and copy this one to it"
+    )
+
+
+# Keeps R91.
+def why_not_min_isr(stream: Stream, config: Mapping[str, str]) -> str | None:
+    """Returns the refusal of settings that need more replicas than each partition has; None: they are allowed."""
+    wanted = StreamConfig.from_strings(config).min_isr
+    if wanted <= stream.copies:
+        return None
+    return (
+        f"min_isr={wanted} is above the {stream.copies} replicas that each partition of stream {stream.name} has by"
+        " now; wait until `tidelog cluster moves` shows none of it, and set it then"
     )
 
 

@@ -15,9 +15,11 @@ from metadata.cluster.reassignment import in_sync, needs_move
 from metadata.cluster.references import ref_of
 from metadata.commands.broker_removal import why_not_removed
 from metadata.commands.cluster_state import ClusterState
-from metadata.commands.partition_commands import wanted_replicas, why_not_target, why_not_unclean
+from metadata.commands.partition_commands import why_not_unclean
+from metadata.commands.reassignment_targets import wanted_replicas, why_not_target
 from metadata.commands.repartition_commands import missing_partitions, why_not_cancelled, why_not_repartition
-from metadata.commands.stream_commands import why_not_compacted
+from metadata.commands.replication_factor import check_factor
+from metadata.commands.stream_commands import why_not_compacted, why_not_min_isr
 from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance, candidates, check_brokers, check_followed, place
@@ -153,13 +155,18 @@ class AdminRequests:
         elif factor is None:
             brokers = len(self._state.brokers) + self._unregistered(voters)
             factor = min(cluster.default_replication_factor, brokers)
-        if not 1 <= factor <= cluster.max_replication_factor:
+        self._check_bounds(factor)
+        return factor
+
+    def _check_bounds(self, factor: int) -> None:
+        """Raises TidelogError(BAD_REPLICATION_FACTOR)."""
+        most = self._state.cluster_settings.max_replication_factor
+        if not 1 <= factor <= most:
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR,
-                f"replication_factor={factor} is outside 1 to {cluster.max_replication_factor}, the cluster's"
-                " max_replication_factor (16 at most; `tidelog cluster alter` changes it)",
+                f"replication_factor={factor} is outside 1 to {most}, the cluster's max_replication_factor (16 at most;"
+                " `tidelog cluster alter` changes it)",
             )
-        return factor
 
     def notes(self, asked: int | None, command: pb.CreateStream) -> list[str]:
         """Returns sentences for the operator who creates a stream, and `asked` for so many replicas."""
@@ -275,7 +282,7 @@ class AdminRequests:
             replication_factor=stream.replication_factor,
         )
         self._check_policy(stream, StreamConfig.from_strings(config))
-        wrong = why_not_compacted(stream, config)
+        wrong = why_not_compacted(stream, config) or why_not_min_isr(stream, config)
         if wrong is not None:
             raise TidelogError(Code.BAD_CONFIG, wrong)
         return self._command("alter_stream", stream, set=wanted, unset=unset)
@@ -483,6 +490,47 @@ class AdminRequests:
             )
         begin = pb.BeginReassignments(controller_epoch=self._epoch(), brokers=brokers, items=items)
         return pb.Command(begin_reassignments=begin), made
+
+    def check_factor(self, name: str, factor: int, voters: int) -> Stream:
+        """Returns the stream, which may have so many replicas, one of Tidelog's own, too. `voters`: as for
+        `create_stream`.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_CONFIG, BAD_REPLICATION_FACTOR, NOT_ENOUGH_BROKERS.
+        """
+        self.require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        self._check_bounds(factor)
+        check_factor(stream, factor)
+        beside = sorted(
+            other.name for other in self._state.streams.values() if other.settings.placement.stream == stream.name
+        )
+        if beside and factor < stream.replication_factor:
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"stream {beside[0]} has placement=colocation_strict:{name}, and would lose brokers that it needs; let"
+                f" it be beside {name} less strictly first (`tidelog stream alter {beside[0]} --config"
+                f" placement=standard --config colocate_with={name}`)",
+            )
+        if factor > stream.replication_factor:
+            live = self._live_brokers()
+            self._check_enough(factor, live, voters)
+            candidates(self._state, live, stream.settings, factor)
+        return stream
+
+    def alter_factor(self, stream: Stream, factor: int, changes: Sequence[Change]) -> pb.Command:
+        """Returns the command that gives a stream so many replicas. Raises TidelogError(NOT_CONTROLLER)."""
+        self.require_controller()
+        brokers = sorted({broker for change in changes for broker in change.target})
+        index = {broker: number for number, broker in enumerate(brokers)}
+        items = [
+            pb.FactorTarget(partition=change.key.partition, replicas=[index[broker] for broker in change.target])
+            for change in changes
+        ]
+        return self._command(
+            "alter_replication_factor", stream, replication_factor=factor, brokers=brokers, items=items
+        )
 
     def without_room(self) -> list[BrokerId]:
         """Returns the brokers that lack room, are stopping, or whose disks hang: they get no replica while another one

@@ -228,7 +228,7 @@ class _Planning:
         self._fit: dict[StreamName, dict[BrokerId, None]] = {}
         """Brokers that may take replicas by the policy of a stream, but for the stream that it follows; sorted."""
         self._followed: set[StreamName] = set()
-        """Streams beside which others must stay."""
+        """Streams beside which others are to stay."""
         self._stuck: dict[int, str] = {}
 
     # ---- the data --------------------------------------------------------------------------------------------------
@@ -271,7 +271,8 @@ class _Planning:
             other = name
             while other in self.of_stream and other not in seen:
                 seen.append(other)
-                other = StreamName(self._of[self.of_stream[other].indexes[0]].settings.placement.stream)
+                settings = self._of[self.of_stream[other].indexes[0]].settings
+                other = StreamName(settings.placement.stream or settings.colocate_with)
                 self._followed.add(other)
             by_depth.setdefault(len(seen), []).append(name)
         return [names for _, names in sorted(by_depth.items())]

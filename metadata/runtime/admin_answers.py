@@ -203,7 +203,7 @@ class Admin:
         self.repartitions = RepartitionAdmin(
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
-        self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas)
+        self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas, voters=voters)
         self.membership = MembershipAdmin(context, commit=commit, ask=self._ask_broker, raft_peers=raft_peers)
         """All three hold further handlers."""
 

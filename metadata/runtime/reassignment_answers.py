@@ -18,8 +18,11 @@ from wire.operations.reassignment_operations import (
     CLUSTER_MOVES,
     CLUSTER_REBALANCE,
     MAX_MOVES_LISTED,
+    STREAM_ALTER_FACTOR,
     STREAM_REASSIGN,
     STREAM_REASSIGN_CANCEL,
+    AlteredFactor,
+    AlterFactorRequest,
     CancelReassignmentRequest,
     Move,
     Moves,
@@ -32,6 +35,7 @@ from wire.operations.reassignment_operations import (
 )
 from wire.operations.reports import ReplicaReport
 from wire.protobuf import metadata_pb2 as pb
+from wire.stream_config import StreamConfig
 from wire.turns import Steps, in_turns
 from wire.types import BrokerId, PartitionKey, StreamName
 
@@ -40,14 +44,20 @@ _OF_MOVE = 10
 
 
 class ReassignmentAdmin:
-    """Handlers. `commit` raises TidelogError when a command's outcome cannot be had."""
+    """Handlers. `commit` raises TidelogError when an outcome cannot be had; `voters`: of the metadata group."""
 
     def __init__(
-        self, context: MetadataContext, *, commit: Callable[[pb.Command], Awaitable[Outcome]], ask: AskReplicas
+        self,
+        context: MetadataContext,
+        *,
+        commit: Callable[[pb.Command], Awaitable[Outcome]],
+        ask: AskReplicas,
+        voters: Callable[[], int],
     ) -> None:
         self._context = context
         self._commit = commit
         self._ask = ask
+        self._voters = voters
         self._plans = ReplicaPlans(context, commit=commit, ask=ask)
 
     @handles(STREAM_REASSIGN)
@@ -61,6 +71,33 @@ class ReassignmentAdmin:
             _raise_for_items(request.name, wanted, await self._commit(command))
         found = await self._moves(request.name, {*targets}, asks=False)
         return {"plan": plan, "moves": found["moves"]}
+
+    @handles(STREAM_ALTER_FACTOR)
+    async def alter_factor(self, request: AlterFactorRequest) -> AlteredFactor:
+        requests, factor = self._context.core.requests, request.replication_factor
+        stream = requests.check_factor(request.name, factor, self._voters())
+        made = await self._plans.made(factors={stream.name: factor}, of=stream.name)
+        if made.stuck:
+            key, why = made.stuck[0]
+            raise TidelogError(
+                Code.NOT_ENOUGH_BROKERS,
+                f"replication_factor={factor} finds too few brokers for {len(made.stuck)} partitions, of which"
+                f" {key.stream}/{key.partition} is the first: {why}",
+            )
+        form = await self._plans.form(made)
+        if not request.dry_run:
+            command = requests.alter_factor(stream, factor, made.changes)
+            (await self._commit(command)).raise_for_refusal()
+            form["begun"] = len(made.changes)
+        there = self._context.state.streams.get(stream.name, stream)
+        given = StreamConfig.from_strings(there.config)
+        now = min(there.copies, factor)
+        return {
+            "replication_factor": factor,
+            "min_isr": given.resolved(now).min_isr,
+            "min_isr_then": given.resolved(factor).min_isr,
+            "plan": form,
+        }
 
     @handles(CLUSTER_REBALANCE)
     async def rebalance(self, request: RebalanceRequest) -> ReplicaPlan:

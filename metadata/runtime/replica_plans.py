@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from metadata.cluster.model import Outcome, Partition, Stream
-from metadata.commands.partition_commands import wanted_replicas
+from metadata.commands.reassignment_targets import wanted_replicas
 from metadata.controller.descriptions import report_of_leader
 from metadata.controller.replica_planning import Change, Plan, described, plan
 from metadata.runtime.driver_context import MetadataContext
@@ -61,18 +61,22 @@ class ReplicaPlans:
         evacuate: Collection[BrokerId] = (),
         draining: Collection[BrokerId] = (),
         balance: bool = False,
+        factors: Mapping[StreamName, int] | None = None,
+        of: StreamName | None = None,
     ) -> Plan:
         """Plans changes of all partitions, in turns, from the replicas that they are to have once what is under way is
-        over. `evacuate`, `balance`: as for `plan`; brokers in `draining` get nothing."""
+        over. `evacuate`, `balance`, `of`: as for `plan`; brokers in `draining` get nothing; `factors`: replication
+        factors that streams are to have."""
         brokers, partitions = await in_turns(
             described(
                 self._context.state,
                 draining=draining,
                 without_room=self._context.core.requests.without_room(),
                 replicas=wanted_replicas,
+                factors=factors,
             )
         )
-        return await in_turns(plan(brokers, partitions, evacuate=evacuate, balance=balance))
+        return await in_turns(plan(brokers, partitions, evacuate=evacuate, balance=balance, of=of))
 
     async def begin(self, made: Plan) -> int:
         """Begins the changes, some hundred with each command. Those that have to wait for their turn cost nothing.

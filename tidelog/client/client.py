@@ -87,8 +87,10 @@ from wire.operations.partition_operations import (
 from wire.operations.reassignment_operations import (
     CLUSTER_MOVES,
     CLUSTER_REBALANCE,
+    STREAM_ALTER_FACTOR,
     STREAM_REASSIGN,
     STREAM_REASSIGN_CANCEL,
+    AlteredFactor,
     Moves,
     Reassigned,
     ReplicaPlan,
@@ -267,6 +269,25 @@ class Client:
         """
         self._check_open()
         return await self._admin.alter_stream(name, config={} if config is None else config, unset=unset)
+
+    async def alter_replication_factor(
+        self, stream: str, replication_factor: int, *, dry_run: bool = False
+    ) -> AlteredFactor:
+        """Give a living stream another number of replicas. Returns when all partitions have begun to move; `moves`
+        tells how far they are. A larger min ISR that follows from it counts when all have their replicas, a smaller one
+        at once. With `dry_run` nothing is changed: `plan` tells what would be copied.
+
+        Raises UnknownStream, BadConfig (a pinned or strictly colocated stream; a `min_isr` that was given and is above
+        it), BadReplicationFactor, NotEnoughBrokers, Unavailable (something changed meanwhile; ask again), NoServer.
+        """
+        self._check_open()
+        check_flag("dry_run", dry_run)
+        return await self._api.call(
+            STREAM_ALTER_FACTOR,
+            name=stream_name(stream),
+            replication_factor=replication_factor,
+            dry_run=dry_run,
+        )
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream with all its records. Raises UnknownStream."""

@@ -114,6 +114,23 @@ class ReplicaPlan(TypedDict):
     """Partitions whose change was begun by this request; with `dry_run` 0. The others have changed meanwhile."""
 
 
+class AlteredFactor(TypedDict):
+    replication_factor: int
+    """The wanted one."""
+    min_isr: int
+    """It counts until all partitions have their replicas."""
+    min_isr_then: int
+    plan: ReplicaPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterFactorRequest:
+    name: str
+    replication_factor: int
+    dry_run: bool = False
+    """Only the plan is wanted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceRequest:
     dry_run: bool = False
@@ -171,6 +188,24 @@ CLUSTER_MOVES = Operation(
     answer=Moves,
     help="the partitions that get other replicas, and how far they are",
     writes=False,
+)
+
+STREAM_ALTER_FACTOR = Operation(
+    name="stream.alter_factor",
+    request=AlterFactorRequest,
+    answer=AlteredFactor,
+    help="give a living stream another replication factor: all of its partitions get other replicas, or none does;"
+    " answered when that has begun; with `dry_run` only the plan",
+    writes=True,
+    stream="name",
+    refusals=(
+        Code.UNKNOWN_STREAM,
+        Code.BAD_CONFIG,
+        Code.BAD_REPLICATION_FACTOR,
+        Code.NOT_ENOUGH_BROKERS,
+        Code.UNAVAILABLE,
+    ),
+    time_s=60.0,
 )
 
 CLUSTER_REBALANCE = Operation(

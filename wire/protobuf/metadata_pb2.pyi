@@ -109,6 +109,7 @@ class Command(_message.Message):
     COMPLETE_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     CANCEL_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     REMOVE_BROKER_FIELD_NUMBER: _builtins.int
+    ALTER_REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -166,6 +167,8 @@ class Command(_message.Message):
     def cancel_reassignments(self) -> Global___CancelReassignments: ...
     @_builtins.property
     def remove_broker(self) -> Global___RemoveBroker: ...
+    @_builtins.property
+    def alter_replication_factor(self) -> Global___AlterReplicationFactor: ...
     def __init__(
         self,
         *,
@@ -198,12 +201,13 @@ class Command(_message.Message):
         complete_reassignments: Global___CompleteReassignments | None = ...,
         cancel_reassignments: Global___CancelReassignments | None = ...,
         remove_broker: Global___RemoveBroker | None = ...,
+        alter_replication_factor: Global___AlterReplicationFactor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments", "remove_broker"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments", "remove_broker", "alter_replication_factor"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1481,6 +1485,74 @@ class CancelReassignments(_message.Message):
 Global___CancelReassignments: _TypeAlias = CancelReassignments  # noqa: Y015
 
 @_typing.final
+class FactorTarget(_message.Message):
+    """The replicas that one partition of the command's stream is to have, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indexes into the command's brokers"""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FactorTarget: _TypeAlias = FactorTarget  # noqa: Y015
+
+@_typing.final
+class AlterReplicationFactor(_message.Message):
+    """A stream is to have another number of replicas: all partitions that have not, and are not to get, so many already get
+    other ones, as by BeginReassignments (R91).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set"""
+    replication_factor: _builtins.int
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___FactorTarget]: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        replication_factor: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
+        items: _abc.Iterable[Global___FactorTarget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "items", b"items", "name", b"name", "replication_factor", b"replication_factor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterReplicationFactor: _TypeAlias = AlterReplicationFactor  # noqa: Y015
+
+@_typing.final
 class AllocateProducerIds(_message.Message):
     """Producer ids, which are given out once."""
 
@@ -1809,6 +1881,7 @@ class StreamState(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     ROUTING_GENERATION_FIELD_NUMBER: _builtins.int
     REPARTITION_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     subject: _builtins.str
     incarnation: _builtins.int
@@ -1818,6 +1891,8 @@ class StreamState(_message.Message):
     partitioning_version: _builtins.int
     routing_generation: _builtins.int
     """at which leaders, partitions or layouts last changed"""
+    copies: _builtins.int
+    """replicas that each partition has (R91); 0: replication_factor"""
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1845,10 +1920,11 @@ class StreamState(_message.Message):
         partitions: _abc.Iterable[Global___PartitionStateRecord] | None = ...,
         routing_generation: _builtins.int = ...,
         repartition: Global___Repartition | None = ...,
+        copies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["repartition", b"repartition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "repartition", b"repartition", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "copies", b"copies", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "repartition", b"repartition", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

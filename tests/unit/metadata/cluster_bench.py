@@ -403,6 +403,26 @@ class Cluster:
         begin = pb.BeginReassignments(controller_epoch=controller_epoch, brokers=brokers, items=items)
         return self.apply(pb.Command(begin_reassignments=begin))
 
+    def alter_factor(
+        self, factor: int, targets: Mapping[int, str], *, name: str = "s", epoch: int | None = None
+    ) -> Outcome:
+        """`targets`: as for `reassign`."""
+        brokers = sorted({broker for target in targets.values() for broker in target.split()})
+        stream = self.state.streams.get(StreamName(name))
+        items = [
+            pb.FactorTarget(partition=number, replicas=[brokers.index(broker) for broker in target.split()])
+            for number, target in targets.items()
+        ]
+        altered = pb.AlterReplicationFactor(
+            controller_epoch=self.state.controller_epoch if epoch is None else epoch,
+            name=name,
+            incarnation=stream.incarnation if stream else 0,
+            replication_factor=factor,
+            brokers=brokers,
+            items=items,
+        )
+        return self.apply(pb.Command(alter_replication_factor=altered))
+
     def start(self, *numbers: int, **how: Any) -> Outcome:
         """Of reassignments, as `complete` and `cancel_reassignment`."""
         return self.apply(pb.Command(start_reassignments=pb.StartReassignments(**self._steps(*numbers, **how))))

@@ -1,4 +1,5 @@
-"""How commands show a plan of other replicas: what is copied, from where to where, and how long that takes at least."""
+"""How commands show a plan of other replicas: what is copied, from where to where, and how long that takes at least;
+and `tidelog stream alter --replication-factor`."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tidelog.cli.terminal.session import console, counted
+from tidelog.cli.terminal.session import confirm, console, counted, print_answer, print_json, run
 from tidelog.cli.terminal.tables import size
 from wire.notation import bytes_in_words
 
 if TYPE_CHECKING:
-    from wire.operations.reassignment_operations import ReplicaPlan
+    from tidelog.client.client import Client
+    from wire.operations.reassignment_operations import AlteredFactor, ReplicaPlan
 
 MOST_SHOWN: Final = 20
 """Partitions and pairs of brokers that are shown; --json has more."""
@@ -68,3 +70,38 @@ def _time(seconds: float) -> str:
 def _say_rest(count: int, thing: str) -> None:
     if count > 0:
         click.echo(f"{counted(count, f'more {thing}')}; --json names them")
+
+
+def alter_factor(
+    name: str, factor: int, *, only_plan: bool, yes: bool, server: str | None, namespace: str, as_json: bool
+) -> None:
+    plans: list[AlteredFactor] = []
+
+    async def ask_plan(client: Client) -> None:
+        plans.append(await client.alter_replication_factor(name, factor, dry_run=True))
+
+    run(server, namespace, ask_plan)
+    (asked,) = plans
+    if only_plan and as_json:
+        print_json(asked)
+    elif not as_json:
+        show_plan(asked["plan"])
+        click.echo(_min_isr(asked))
+    if only_plan:
+        return
+    if asked["plan"]["partitions"]:
+        confirm(f"gives stream {name} {counted(factor, 'replica')} of each partition", name, yes=yes)
+
+    async def work(client: Client) -> None:
+        found = await client.alter_replication_factor(name, factor)
+        said = f"begun; `tidelog cluster moves --stream {name}` shows how far it is"
+        print_answer(found, said if found["plan"]["begun"] else "no partition has to change", as_json)
+
+    run(server, namespace, work)
+
+
+def _min_isr(asked: AlteredFactor) -> str:
+    now, then = asked["min_isr"], asked["min_isr_then"]
+    if now == then:
+        return f"min_isr is {now}"
+    return f"min_isr is {now}, and {then} once all partitions have their replicas"

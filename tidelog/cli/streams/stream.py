@@ -9,6 +9,7 @@ import click
 
 from tidelog.cli.streams.reassign import reassign
 from tidelog.cli.streams.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
+from tidelog.cli.streams.replica_plan import alter_factor
 from tidelog.cli.streams.stream_copy import copy
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.session import (
@@ -151,7 +152,16 @@ async def describe(client: Client, name: str, as_json: bool) -> None:
     type=click.IntRange(min=1, max=MAX_PARTITIONS),
     help="Spread keys over N partitions from now on. What was written stays where it is.",
 )
-@click.option("--dry-run", "only_plan", is_flag=True, help="Only show what --partitions would do.")
+@click.option(
+    "--replication-factor",
+    "factor",
+    metavar="N",
+    type=click.IntRange(min=1, max=MAX_REPLICAS),
+    help="Let each partition have N replicas from now on.",
+)
+@click.option(
+    "--dry-run", "only_plan", is_flag=True, help="Only show what --partitions or --replication-factor would do."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait until the change of --partitions is finished.")
 @yes_option
 @alteration_options
@@ -159,6 +169,7 @@ async def describe(client: Client, name: str, as_json: bool) -> None:
 def alter(
     name: str,
     partitions: int | None,
+    factor: int | None,
     only_plan: bool,
     no_wait: bool,
     yes: bool,
@@ -168,7 +179,7 @@ def alter(
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Change settings of a stream, or its number of partitions, while it is used.
+    """Change settings of a stream, or its number of partitions or replicas, while it is used.
 
     All settings that are given are changed, or none.
 
@@ -177,13 +188,27 @@ def alter(
     one does not. Producers go on meanwhile, and the records of a key stay in their order for consumers that read by
     key, as groups do.
 
+    --replication-factor shows what will be copied, asks likewise, and returns when that has begun; `tidelog cluster
+    moves --stream NAME --watch` waits for the end. Replicas that are added copy within the replication budget; those
+    that are taken away go with their files. A min_isr that was given stays; a derived one grows when all partitions
+    have their replicas, and shrinks at once. `tidelog cluster moves --cancel` leaves the replicas as they were, and the
+    same command again goes on.
+
     \b
     Examples:
       tidelog stream alter orders --config retention_max_age_ms=7d --unset max_record_bytes
       tidelog stream alter orders --partitions 6 --dry-run
       tidelog stream alter orders --partitions 6
+      tidelog stream alter orders --replication-factor 3
     """
     config = config_of(settings)
+    if factor is not None:
+        if config or unset or partitions is not None or no_wait:
+            raise click.UsageError(
+                "--replication-factor stands alone, with --dry-run or --yes; make other changes apart"
+            )
+        alter_factor(name, factor, only_plan=only_plan, yes=yes, server=server, namespace=namespace, as_json=as_json)
+        return
     if partitions is not None:
         if config or unset:
             raise click.UsageError("--partitions stands alone; change settings before it, or after it")
@@ -201,7 +226,9 @@ def alter(
     if only_plan or no_wait:
         raise click.UsageError(f"{'--dry-run' if only_plan else '--no-wait'} is about --partitions; add --partitions N")
     if not config and not unset:
-        raise click.UsageError("give what is to change: --config KEY=VALUE, --unset KEY, or --partitions N")
+        raise click.UsageError(
+            "give what is to change: --config KEY=VALUE, --unset KEY, --partitions N, or --replication-factor N"
+        )
 
     async def work(client: Client) -> None:
         print_answer(await client.alter_stream(name, config=config, unset=unset), _show_description, as_json)

@@ -94,6 +94,8 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
                 given = {"partition": 0, "broker": "a", "offsets": [], "before": {}, operation.named: "s"}
                 if name == "stream.repartition":
                     given["partitions"] = 2
+                if name == "stream.alter_factor":
+                    given["replication_factor"] = 2
                 if name == "stream.reassign":
                     given["targets"] = {}
                 body = json.dumps(given).encode()

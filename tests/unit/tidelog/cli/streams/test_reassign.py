@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from tidelog.cli import main
 from tidelog.cli.administration import cluster
-from tidelog.cli.streams import reassign
+from tidelog.cli.streams import reassign, replica_plan
 from tidelog.cli.terminal import session
 from wire.errors import Code, TidelogError
-from wire.operations.reassignment_operations import Move, Moves, PlannedMove, ReplicaPlan
+from wire.operations.reassignment_operations import AlteredFactor, Move, Moves, PlannedMove, ReplicaPlan
 
 PLAN: list[PlannedMove] = [
     {
@@ -46,7 +46,7 @@ def move(state: str, behind: int | None = 10) -> Move:
     }
 
 
-def replica_plan(moves: list[PlannedMove]) -> ReplicaPlan:
+def plan_of(moves: list[PlannedMove]) -> ReplicaPlan:
     return {
         "partitions": len(moves),
         "copies": len(moves),
@@ -75,9 +75,15 @@ class FakeClient:
 
     async def rebalance(self, dry_run: bool = False) -> ReplicaPlan:
         self.did.append("plan a rebalance" if dry_run else "rebalance")
-        plan = replica_plan(self.plan)
+        plan = plan_of(self.plan)
         plan["begun"] = 0 if dry_run else plan["partitions"]
         return plan
+
+    async def alter_replication_factor(self, name: str, factor: int, dry_run: bool = False) -> AlteredFactor:
+        self.did.append(f"{'plan' if dry_run else 'begin'} {factor} of {name}")
+        plan = plan_of(self.plan)
+        plan["begun"] = 0 if dry_run else plan["partitions"]
+        return {"replication_factor": factor, "min_isr": 1, "min_isr_then": 2, "plan": plan}
 
     async def cancel_reassignment(self, name: str) -> Moves:
         self.did.append(f"cancel {name}")
@@ -99,7 +105,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeClient]:
         def run(_server: str | None, _namespace: str, work: Callable[[Any], Awaitable[None]], **_: bool) -> None:
             asyncio.run(work(client))  # type: ignore[arg-type] # a coroutine
 
-        for module in (cluster, reassign, session):
+        for module in (cluster, reassign, replica_plan, session):
             monkeypatch.setattr(module, "run", run)
         monkeypatch.setattr(reassign, "POLL_S", 0.0)
         return client
@@ -213,7 +219,7 @@ def test_a_rebalance_is_shown_and_waits_for_a_yes(answering: Callable[..., FakeC
     )
     assert "this moves replicas of 1 partition" in err
     exit_status, out, _ = invoke("cluster", "rebalance", "--dry-run", "--json")
-    assert (exit_status, json.loads(out)) == (0, replica_plan(PLAN))
+    assert (exit_status, json.loads(out)) == (0, plan_of(PLAN))
 
 
 def test_a_rebalance_is_begun_and_watched(answering: Callable[..., FakeClient]) -> None:
@@ -224,7 +230,7 @@ def test_a_rebalance_is_begun_and_watched(answering: Callable[..., FakeClient]) 
     assert "1 partition begun; `tidelog cluster moves` shows how far it is" in out
     assert "1 partition: 1 in sync" in out
     exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--json")
-    assert json.loads(out) == {**replica_plan(PLAN), "begun": 1}
+    assert json.loads(out) == {**plan_of(PLAN), "begun": 1}
 
 
 def test_a_rebalance_of_an_even_cluster_does_nothing(answering: Callable[..., FakeClient]) -> None:
@@ -232,3 +238,28 @@ def test_a_rebalance_of_an_even_cluster_does_nothing(answering: Callable[..., Fa
     exit_status, out, _ = invoke("cluster", "rebalance")
     assert (exit_status, out.endswith("nothing is to be moved\n")) == (0, True)
     assert invoke("cluster", "rebalance", "--leaders-only", "--watch")[0] == 2
+
+
+FACTOR = ("stream", "alter", "s", "--replication-factor", "3")
+
+
+def test_another_replication_factor_is_shown_and_begun(answering: Callable[..., FakeClient]) -> None:
+    client = answering()
+    exit_status, out, err = invoke(*FACTOR)
+    assert (exit_status, client.did) == (2, ["plan 3 of s"])
+    assert "1 partition, 1 copy: 5.0 MB" in out
+    assert "min_isr is 1, and 2 once all partitions have their replicas" in out
+    assert "this gives stream s 3 replicas of each partition" in err
+    exit_status, out, _ = invoke(*FACTOR, "--yes")
+    assert (exit_status, client.did[-2:]) == (0, ["plan 3 of s", "begin 3 of s"])
+    assert out.endswith("begun; `tidelog cluster moves --stream s` shows how far it is\n")
+    exit_status, out, _ = invoke(*FACTOR, "--dry-run", "--json")
+    assert (exit_status, json.loads(out)["min_isr_then"], client.did[-1]) == (0, 2, "plan 3 of s")
+
+
+def test_a_replication_factor_stands_alone(answering: Callable[..., FakeClient]) -> None:
+    client = answering()
+    for more in (("--partitions", "4"), ("--config", "min_isr=2"), ("--no-wait",)):
+        exit_status, _, err = invoke(*FACTOR, *more)
+        assert (exit_status, "--replication-factor stands alone" in err) == (2, True)
+    assert client.did == []

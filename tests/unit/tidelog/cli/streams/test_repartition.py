@@ -161,7 +161,7 @@ def test_it_need_not_be_waited_for(answering: Callable[..., FakeClient]) -> None
         (["--partitions", "10001"], "10001 is not in the range 1<=x<=10000"),
         (["--partitions", "six"], "'six' is not a valid integer range"),
         (["--dry-run"], "--dry-run is about --partitions"),
-        ([], "give what is to change: --config KEY=VALUE, --unset KEY, or --partitions N"),
+        ([], "give what is to change: --config KEY=VALUE, --unset KEY, --partitions N, or --replication"),
         (["--config", "compact=true", "--no-wait"], "--no-wait is about --partitions"),
     ],
 )
