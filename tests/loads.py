@@ -130,6 +130,7 @@ LOADS: Mapping[str, Load] = {
     "cluster.rebalance_leaders": Asked(({"dry_run": True}, {})),
     "broker.describe": Asked(({"broker": "a"},)),
     "broker.list": Asked(),
+    "broker.drain": Asked(({"broker": "a", "dry_run": True}, {"broker": "a", "cancel": True})),
     "replica.list": Asked(({}, {"broker": "a"}, {"of_stream": LARGE})),
     "cluster.restart_order": Asked(),
     "group.coordinator": Asked(({"group": "g"},)),
@@ -176,6 +177,7 @@ TIMERS: Mapping[str, str] = {
     "metadata/raft/node.py": ONE,
     "metadata/runtime/admin_answers.py": ONE,
     "metadata/runtime/controller_driver.py": OF_CONTROLLER,
+    "metadata/runtime/drains.py": OF_CONTROLLER,
     "metadata/runtime/moves.py": OF_CONTROLLER,
     "metadata/runtime/namespace.py": ONE,
     "metadata/runtime/outbound.py": (

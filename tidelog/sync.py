@@ -296,6 +296,7 @@ class Client(Facade[client.Client]):
     cluster_status = blocking(client.Client.cluster_status)
     restart_order = blocking(client.Client.restart_order)
     replicas = blocking(client.Client.replicas)
+    drain_broker = blocking(client.Client.drain_broker)
     remove_broker = blocking(client.Client.remove_broker)
     brokers = blocking(client.Client.brokers)
     describe_broker = blocking(client.Client.describe_broker)

@@ -107,6 +107,10 @@ class Cluster:
         found = self._contents.brokers.get(broker)
         return found is not None and found.alive
 
+    def is_draining(self, broker: BrokerId) -> bool:
+        found = self._contents.brokers.get(broker)
+        return found is not None and found.draining
+
     def partition(self, key: PartitionKey) -> Partition | None:
         """Returns the partition of that incarnation; None when it is over or never was."""
         stream = self._contents.streams.get(key.stream)

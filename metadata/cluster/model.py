@@ -65,6 +65,8 @@ class Broker:
     """Where it runs: replicas of a partition are spread over zones. Empty: not given."""
     tags: tuple[str, ...] = ()
     """Sorted; streams may ask for brokers with some of them."""
+    draining: bool = False
+    """It gets no replicas, and those that it has go to others (R93)."""
 
 
 @dataclass(frozen=True, slots=True)

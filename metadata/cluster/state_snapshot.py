@@ -120,6 +120,7 @@ def encoding(contents: Contents) -> Steps[bytes]:
                 earlier_lives=broker.earlier_lives,
                 zone=broker.zone,
                 tags=broker.tags,
+                draining=broker.draining,
             )
             for _, broker in sorted(contents.brokers.items())
         ],
@@ -195,6 +196,7 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Steps[Contents]:
                 earlier_lives=tuple(broker.earlier_lives),
                 zone=broker.zone,
                 tags=tuple(broker.tags),
+                draining=broker.draining,
             )
             for broker in snapshot.brokers
         },

@@ -128,6 +128,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
         earlier_lives=_lives_before(command, known),
         zone=command.zone,
         tags=tuple(command.tags),
+        draining=known is not None and known.draining,
     )
     changed = yield from ledger.sweep(
         lambda key, partition, stream: (
@@ -256,3 +257,25 @@ def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
         )
     )
     return ledger.changed(Changes(partitions=changed, brokers=gone), items=tuple(items))
+
+
+# R93: A broker is drained by an operator: a mark in the cluster state, which outlives its restarts and every change of
+# controller. It gets no replica of a new partition, no reassignment makes it a replica, and no planned move gives it a
+# leadership, except one of a broker that stops. The controller moves its leaderships to other members of the ISR, and
+# begins reassignments (R84) of all partitions that have it, or are to have it, as a replica, for as long as the mark is
+# there. None is begun where a partition finds no other broker.
+# Hazard: A broker that fills again while it is emptied; a drain that ends with its controller.
+def set_draining(ledger: Ledger, command: pb.SetDraining) -> Outcome:
+    refused = ledger.not_controller(command.controller_epoch)
+    if refused is not None:
+        return refused
+    broker = BrokerId(command.broker)
+    known = ledger.contents.brokers.get(broker)
+    if known is None:
+        return ledger.refuse(
+            Code.BAD_REQUEST, f"broker {broker} is not registered; `tidelog broker list` shows which are"
+        )
+    if known.draining == command.draining:
+        return ledger.unchanged()
+    ledger.contents.brokers[broker] = replace(known, draining=command.draining)
+    return ledger.changed()

@@ -42,8 +42,8 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
         return f"broker {broker} is not registered; `tidelog broker list` shows those that are"
     if known.alive or cluster.controller == broker:
         return (
-            f"broker {broker} is alive: `tidelog broker list` shows what it holds; give its replicas to others, stop"
-            " it, and remove it then"
+            f"broker {broker} is alive: give its replicas to others (`tidelog broker drain {broker}`), stop it, and"
+            " remove it then"
         )
     held, alone = NamedPartitions(), NamedPartitions()
     for key, partition in cluster.partitions():
@@ -64,8 +64,8 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
     reasons: list[str] = []
     if held.count:
         reasons.append(
-            f"It is a replica of {held}, or is to be one: `tidelog stream reassign` gives them to other brokers, and"
-            " `tidelog cluster moves` shows those that are on their way"
+            f"It is a replica of {held}, or is to be one: `tidelog broker drain {broker}` gives them to other brokers,"
+            " and `tidelog cluster moves` shows how far that is"
         )
     if alone.count:
         reasons.append(

@@ -62,7 +62,7 @@ SMALL_COMMAND_BYTES: Final = 16 << 10
 PIECE: Final = 50
 """Partitions that are compared before `Steps` yield."""
 
-_AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids"})
+_AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids", "set_draining"})
 """Commands that look at no partition."""
 _OF_NAMED: Final = frozenset(
     {
@@ -235,6 +235,8 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
             return broker_commands.brokers_dead(ledger, message.brokers_dead)
         case "remove_broker":
             return broker_removal.remove_broker(ledger, message.remove_broker)
+        case "set_draining":
+            return broker_commands.set_draining(ledger, message.set_draining)
         case "create_stream":
             return stream_commands.create_stream(ledger, message.create_stream)
         case "alter_stream":

@@ -9,6 +9,7 @@ from metadata.cluster.model import Partition
 from wire.types import BrokerId
 
 
+# Keeps R93.
 def why_not_target(cluster: Cluster, partition: Partition, target: Sequence[BrokerId], factor: int) -> str | None:
     """Returns why the partition cannot get these replicas; None: it can."""
     if len({*target}) != len(target):
@@ -21,6 +22,9 @@ def why_not_target(cluster: Cluster, partition: Partition, target: Sequence[Brok
     dead = [broker for broker in target if broker not in partition.replicas and not cluster.is_alive(broker)]
     if dead:
         return f"broker {dead[0]} is not alive; start it first"
+    draining = [broker for broker in target if broker not in partition.replicas and cluster.is_draining(broker)]
+    if draining:
+        return f"broker {draining[0]} is draining; `tidelog broker drain {draining[0]} --cancel` ends that"
     return None
 
 

@@ -153,7 +153,8 @@ class AdminRequests:
         elif factor is None and followed is not None:
             factor = followed.replication_factor
         elif factor is None:
-            brokers = len(self._state.brokers) + self._unregistered(voters)
+            staying = sum(not known.draining for known in self._state.brokers.values())
+            brokers = staying + self._unregistered(voters)
             factor = min(cluster.default_replication_factor, brokers)
         self._check_bounds(factor)
         return factor
@@ -185,6 +186,7 @@ class AdminRequests:
             )
         return notes
 
+    # Keeps R93.
     def _assignments(
         self,
         numbers: Sequence[int],
@@ -196,7 +198,7 @@ class AdminRequests:
     ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
         """Returns the brokers that may hold new partitions with these numbers of a stream whose others are `beside`,
         and which of them do."""
-        live = self._live_brokers()
+        live = [broker for broker in self._live_brokers() if not self._state.is_draining(broker)]
         self._check_enough(factor, live, voters)
         live = self._rebalancing.with_room(candidates(self._state, live, settings, factor), factor)
         placements = yield from place(
@@ -246,8 +248,11 @@ class AdminRequests:
             f"replication_factor={factor} is above the number of live brokers, {len(live)}"
             f" ({', '.join(live) or 'none'})"
         )
-        dead = sorted(set(self._state.brokers).difference(live))
+        draining = sorted(broker for broker, known in self._state.brokers.items() if known.draining)
+        dead = sorted({*self._state.brokers}.difference(live, draining))
         unregistered = self._unregistered(voters)
+        if draining:
+            text += f", for {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining"
         if factor > len(live) + len(dead) + unregistered:
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR, f"{text}; start more brokers or ask for {len(live)} at most"
@@ -414,6 +419,25 @@ class AdminRequests:
             raise TidelogError(Code.BAD_REQUEST, wrong or f"broker {broker} is not registered any more")
         life = pb.BrokerLife(broker=broker, incarnation=known.incarnation)
         return pb.Command(remove_broker=pb.RemoveBroker(controller_epoch=self._epoch(), broker=life))
+
+    def set_draining(self, broker: BrokerId, draining: bool) -> pb.Command:
+        """Raises TidelogError(NOT_CONTROLLER)."""
+        self.require_controller()
+        mark = pb.SetDraining(controller_epoch=self._epoch(), broker=broker, draining=draining)
+        return pb.Command(set_draining=mark)
+
+    def give_back(self, keys: Iterable[PartitionKey]) -> pb.Command:
+        """Returns the command that cancels the reassignments of these partitions. Raises
+        TidelogError(NOT_CONTROLLER)."""
+        self.require_controller()
+        items = [
+            pb.ReassignmentStep(partition=ref_of(key), expected_epoch=known.epoch)
+            for key in keys
+            if (known := self._state.partition(key)) is not None
+            and known.reassignment is not None
+            and not known.reassignment.is_cancelled
+        ]
+        return pb.Command(cancel_reassignments=pb.CancelReassignments(controller_epoch=self._epoch(), items=items))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
         """Returns the move to ask of the leader, so that `target` can lead in its place.

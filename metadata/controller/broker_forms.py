@@ -22,6 +22,7 @@ def listed_brokers(
             "id": broker,
             "state": ("stopping" if broker in stopping else "alive") if known.alive else "dead",
             "dead_for_s": None if known.alive else round(dead_for.get(broker, 0.0), 1),
+            "draining": known.draining,
             "zone": known.zone,
             "tags": [*known.tags],
             "replicas": state.held_by(broker),

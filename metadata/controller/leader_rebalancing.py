@@ -1,6 +1,6 @@
-"""Brokers that cannot do a leader's work, because they are about to stop, because their disks run full or hang or
-because they lack the master key of encrypted streams, are relieved of their leaderships: which ones, when, and to whom.
-Events in, moves out.
+"""Brokers that cannot do a leader's work, because they are about to stop or are drained, because their disks run full
+or hang or because they lack the master key of encrypted streams, are relieved of their leaderships: which ones, when,
+and to whom. Events in, moves out.
 
 Whether a broker is stopping, how much room it has, whether its disk hangs, and whether it has a key, rides on its probe
 answers, the newest counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would
@@ -16,6 +16,7 @@ have become old. The old leader stays in the ISR, unless its disk hangs.
     no key    leaderships of encrypted streams go to an ISR member with a key, whether it has room or not; and none of
               them goes to a broker without one
     stopping  all go, to any member that is not stopping, whether it has room or not
+    draining  the same; a draining member gets them only from one that is stopping
 
 No leadership goes to a broker whose disk hangs, or that is stopping. A move that fails is tried again after a pause
 that doubles; a few are under way at a time. `preferred_leaders` gives leaderships back to a broker that was relieved.
@@ -129,6 +130,8 @@ class LeaderRebalancing:
         """Returns why the broker should lead no partition of a stream with these settings; empty: it may."""
         if broker in self._stopping:
             return f"{broker} is stopping"
+        if self._state.is_draining(broker):
+            return f"{broker} is draining"
         if broker in self._hanging:
             return f"the disk of {broker} hangs"
         if self._lacks_key(broker, settings):
@@ -145,7 +148,7 @@ class LeaderRebalancing:
     def may_lead(self, broker: BrokerId, key: PartitionKey) -> bool:
         """Whether its disk and its keys allow it to do a leader's work, as far as is known."""
         stream = self._state.streams.get(key.stream)
-        is_fit = broker not in self._hanging and broker not in self._stopping
+        is_fit = broker not in self._hanging and broker not in self._stopping and not self._state.is_draining(broker)
         lacks_key = stream is not None and self._lacks_key(broker, stream.settings)
         return is_fit and not lacks_key and self._rooms.get(broker) is not Room.FULL
 
@@ -154,9 +157,9 @@ class LeaderRebalancing:
         return broker in self._rooms and broker not in self._stopping
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
-        """Returns the brokers for new replicas: those not known to lack room, to hang or to be stopping, if there are
-        `enough`; else those that are not stopping, if these are enough; else all."""
-        staying = [broker for broker in brokers if broker not in self._stopping]
+        """Returns the brokers for new replicas: those not known to lack room, to hang, to be stopping or draining, if
+        there are `enough`; else those that are neither stopping nor draining, if these are enough; else all."""
+        staying = [broker for broker in brokers if broker not in self._stopping and not self._state.is_draining(broker)]
         roomy = [
             broker
             for broker in staying
@@ -168,7 +171,8 @@ class LeaderRebalancing:
         """Returns the moves to begin now; report the end of each to `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
         keyless = self._without_key if self._without_key and self._is_any_encrypted() else set()
-        in_need = short | keyless | self._hanging | self._stopping
+        draining = {broker for broker, known in self._state.brokers.items() if known.draining}
+        in_need = short | keyless | self._hanging | self._stopping | draining
         self._in_need = {broker for broker in in_need if self._state.is_alive(broker)}
         if not self._in_need:
             self._failed.clear()
@@ -240,6 +244,7 @@ class LeaderRebalancing:
         room = self._rooms.get(leader, Room.AMPLE)
         return (
             leader in self._stopping
+            or self._state.is_draining(leader)
             or self._lacks_key(leader, settings)
             or leader in self._hanging
             or room is Room.FULL
@@ -258,7 +263,8 @@ class LeaderRebalancing:
         leader = partition.leader
         assert leader is not None
         settings = self._state.streams[key.stream].settings
-        if leader in self._stopping or self._lacks_key(leader, settings):
+        is_stopping = leader in self._stopping
+        if is_stopping or self._state.is_draining(leader) or self._lacks_key(leader, settings):
             worst = len(_RANK)
         elif leader in self._hanging:
             worst = _RANK[Room.FULL]
@@ -273,11 +279,15 @@ class LeaderRebalancing:
             and broker in self._rooms
             and broker not in self._hanging
             and broker not in self._stopping
+            and (is_stopping or not self._state.is_draining(broker))
             and not self._lacks_key(broker, settings)
             and _RANK[self._rooms[broker]] < worst
         ]
         order = partition.replicas.index
-        return min(able, key=lambda b: (_RANK[self._rooms[b]], self._will_lead(b), order(b)), default=None)
+        is_draining = self._state.is_draining
+        return min(
+            able, key=lambda b: (is_draining(b), _RANK[self._rooms[b]], self._will_lead(b), order(b)), default=None
+        )
 
     def _will_lead(self, broker: BrokerId) -> int:
         coming = sum(move.target == broker for move in self._under_way.values())

@@ -169,10 +169,14 @@ def candidates(state: ClusterState, live: Sequence[BrokerId], settings: StreamCo
     able = [broker for broker in fit if broker in live]
     if len(able) >= factor:
         return able
-    dead = [broker for broker in fit if broker not in live]
+    gone = [broker for broker in fit if broker not in live]
+    draining = [broker for broker in gone if state.is_draining(broker)]
+    dead = [broker for broker in gone if broker not in draining]
     because = f"placement={policy}" if policy.brokers else f"require_tags={','.join(settings.require_tags)}"
     text = f"{because} leaves {len(able)} live broker{'' if len(able) == 1 else 's'} ({', '.join(able) or 'none'})"
-    if len(fit) >= factor:
+    if draining:
+        text += f", for {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining,"
+    if len(able) + len(dead) >= factor:
         raise TidelogError(
             Code.NOT_ENOUGH_BROKERS,
             f"{text} for replication_factor={factor}: {', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead; start"

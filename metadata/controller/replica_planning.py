@@ -101,7 +101,6 @@ class Plan:
 def described(
     state: ClusterState,
     *,
-    draining: Collection[BrokerId] = (),
     without_room: Collection[BrokerId] = (),
     replicas: Callable[[Partition], tuple[BrokerId, ...]] = lambda partition: partition.replicas,
     factors: Mapping[StreamName, int] | None = None,
@@ -112,7 +111,7 @@ def described(
         PlannedBroker(
             id=broker,
             alive=known.alive,
-            draining=broker in draining,
+            draining=known.draining,
             zone=known.zone,
             tags=frozenset(known.tags),
             has_room=broker not in without_room,
@@ -747,5 +746,8 @@ class _Planning:
                 for index in piece
                 if self._sets[index] != self._of[index].replicas
             ]
-        stuck = [(self._of[index].key, why) for index, why in sorted(self._stuck.items())]
+        stuck = []
+        for some in pieces(sorted(self._stuck.items()), _PIECE):
+            yield len(some)
+            stuck += [(self._of[index].key, why) for index, why in some]
         return Plan(sorted(changes, key=lambda change: (change.key.stream, change.key.partition)), stuck)

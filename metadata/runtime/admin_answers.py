@@ -44,11 +44,13 @@ from metadata.controller.descriptions import (
 from metadata.controller.master_key_reports import check_encryption
 from metadata.controller.replica_forms import asked_partitions, replica_forms
 from metadata.controller.restart_order import restart_order
+from metadata.runtime.drains import Drains
 from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.foreign_subjects import check_subject_uncaptured, check_subject_unserved
 from metadata.runtime.membership_answers import MembershipAdmin
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.reassignment_answers import ReassignmentAdmin
+from metadata.runtime.replica_plans import ReplicaPlans
 from metadata.runtime.rounds import Rounds
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
@@ -204,7 +206,11 @@ class Admin:
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
         self.reassignments = ReassignmentAdmin(context, commit=commit, ask=self._ask_replicas, voters=voters)
-        self.membership = MembershipAdmin(context, commit=commit, ask=self._ask_broker, raft_peers=raft_peers)
+        plans = ReplicaPlans(context, commit=commit, ask=self._ask_replicas)
+        self.drains = Drains(context, plans, commit)
+        self.membership = MembershipAdmin(
+            context, self.drains, plans, commit=commit, ask=self._ask_broker, raft_peers=raft_peers
+        )
         """All three hold further handlers."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class ControllerDriver:
         if not context.transport.hears_claims:
             self._on_public_connection(False)
         self._subscriptions.start()
+        self.admin.drains.start()
 
     def stop(self) -> None:
         self.namespace.close()

@@ -7,14 +7,21 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from metadata.cluster.model import Outcome
+from metadata.cluster.named_partitions import MAX_NAMED
 from metadata.controller.broker_forms import listed_brokers
+from metadata.controller.replica_planning import Plan
+from metadata.runtime.drains import Drains
 from metadata.runtime.driver_context import MetadataContext
-from wire.errors import TidelogError
+from metadata.runtime.replica_plans import ReplicaPlans
+from wire.errors import Code, TidelogError
 from wire.operations.broker_operations import (
+    BROKER_DRAIN,
     BROKER_LIST,
     BROKER_REMOVE,
+    BrokerDrain,
     BrokerList,
     BrokerRemoval,
+    DrainBrokerRequest,
     ListBrokersRequest,
     RemoveBrokerRequest,
 )
@@ -34,12 +41,16 @@ class MembershipAdmin:
     def __init__(
         self,
         context: MetadataContext,
+        drains: Drains,
+        plans: ReplicaPlans,
         *,
         commit: Callable[[pb.Command], Awaitable[Outcome]],
         ask: Callable[[BrokerId], Awaitable[BrokerReport | TidelogError]],
         raft_peers: Callable[[], Collection[str]],
     ) -> None:
         self._context = context
+        self._drains = drains
+        self._plans = plans
         self._commit = commit
         self._ask = ask
         self._raft_peers = raft_peers
@@ -65,3 +76,45 @@ class MembershipAdmin:
             _log.info("an operator removes broker %s from the cluster", request.broker)
             (await self._commit(command)).raise_for_refusal()
         return {"broker": request.broker, "removed": not request.dry_run}
+
+    @handles(BROKER_DRAIN)
+    async def drain_broker(self, request: DrainBrokerRequest) -> BrokerDrain:
+        """Answers when all reassignments are begun."""
+        context, broker = self._context, BrokerId(request.broker)
+        context.core.requests.require_controller()
+        if broker not in context.state.brokers:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"broker {broker!r} is not registered; those that are: {', '.join(sorted(context.state.brokers))}",
+            )
+        made = Plan([], []) if request.cancel else await self._drains.plan([broker])
+        form = await self._plans.form(made)
+        if not request.dry_run:
+            if made.stuck:
+                raise TidelogError(Code.BAD_REQUEST, _why_not_drained(broker, made))
+            await self._mark(broker, draining=not request.cancel)
+            if request.cancel:
+                await self._drains.give_up(broker)
+            await self._drains.begin(made)
+        state = context.state
+        return {
+            "broker": broker,
+            "draining": state.is_draining(broker),
+            "replicas": state.held_by(broker),
+            "leaders": state.led_by(broker),
+            "plan": form,
+        }
+
+    async def _mark(self, broker: BrokerId, *, draining: bool) -> None:
+        _log.info("an operator %s of broker %s", "begins a drain" if draining else "gives up the drain", broker)
+        command = self._context.core.requests.set_draining(broker, draining)
+        (await self._commit(command)).raise_for_refusal()
+
+
+def _why_not_drained(broker: BrokerId, made: Plan) -> str:
+    named = "; ".join(f"{key}: {why}" for key, why in made.stuck[:MAX_NAMED])
+    more = f"; and {len(made.stuck) - MAX_NAMED} more" if len(made.stuck) > MAX_NAMED else ""
+    return (
+        f"broker {broker} is not drained, for {len(made.stuck)} of its partitions cannot live without it: {named}"
+        f"{more}. Start more brokers, ask for fewer replicas, or change the policies of these streams"
+    )

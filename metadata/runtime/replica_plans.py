@@ -59,18 +59,15 @@ class ReplicaPlans:
         self,
         *,
         evacuate: Collection[BrokerId] = (),
-        draining: Collection[BrokerId] = (),
         balance: bool = False,
         factors: Mapping[StreamName, int] | None = None,
         of: StreamName | None = None,
     ) -> Plan:
         """Plans changes of all partitions, in turns, from the replicas that they are to have once what is under way is
-        over. `evacuate`, `balance`, `of`: as for `plan`; brokers in `draining` get nothing; `factors`: replication
-        factors that streams are to have."""
+        over. `evacuate`, `balance`, `of`: as for `plan`; `factors`: replication factors that streams are to have."""
         brokers, partitions = await in_turns(
             described(
                 self._context.state,
-                draining=draining,
                 without_room=self._context.core.requests.without_room(),
                 replicas=wanted_replicas,
                 factors=factors,

@@ -27,6 +27,7 @@
                                            another, and the id of a life that lives and has not been `silent`
     die b c [life=N] [epoch=N] [stopping=b,d]     `stopping`: brokers that are about to stop, or were
     remove b [life=N] [epoch=N]            it is taken out of the cluster
+    drain b [off] [epoch=N]                it is to hold no replicas any more, or may hold some again
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…] [caught-up=b,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
     withdraw b N [p=N] [by=a] | unclean b N     `by`: a follower that holds committed records which b lacks
@@ -170,6 +171,7 @@ class MetadataScript:
             "register": self._register,
             "die": self._die,
             "remove": self._remove,
+            "drain": self._drain,
             "alter": self._alter,
             "elect": self._elect,
             "withdraw": self._withdraw,
@@ -521,6 +523,11 @@ class MetadataScript:
         self._ended(outcome)
         self._explained(outcome)
         self._lines.append(f"  brokers {', '.join(sorted(self.cluster.state.brokers))}")
+
+    def _drain(self, command: Command) -> None:
+        command.check_options("epoch")
+        broker, *rest = command.words
+        self._ended(self.cluster.drain(broker, draining=not rest, epoch=self._number(command, "epoch")))
 
     def _alter(self, command: Command) -> None:
         command.check_options("leader", "e", "p", "lives", "caught-up")

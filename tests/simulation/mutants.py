@@ -63,7 +63,14 @@ from dataplane.replica.leader.settled_start import SettledStart
 from dataplane.replica.replica_refusals import answer_without_epoch
 from metadata.cluster import election, reassignment
 from metadata.cluster.model import Stream
-from metadata.commands import broker_commands, broker_removal, partition_commands, repartition_commands, stream_commands
+from metadata.commands import (
+    broker_commands,
+    broker_removal,
+    partition_commands,
+    reassignment_targets,
+    repartition_commands,
+    stream_commands,
+)
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import Ledger
 from metadata.controller.admin_requests import AdminRequests
@@ -1826,6 +1833,22 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             rules=("R59",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
+    ),
+    (
+        _mutant(
+            "a reassignment makes a draining broker a replica",
+            (reassignment_targets.why_not_target, "    if draining:", "    if False:"),
+            rules=("R93",),
+        ),
+        "metadata/a_broker_is_drained",
+    ),
+    (
+        _mutant(
+            "a restart ends a drain",
+            (broker_commands.register_broker, "draining=known is not None and known.draining", "draining=False"),
+            rules=("R93",),
+        ),
+        "metadata/a_broker_is_drained",
     ),
     (
         _mutant(

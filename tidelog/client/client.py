@@ -70,7 +70,14 @@ from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE
 from wire.internal_streams import ACTIVITY, is_internal
 from wire.messaging.transport import Transport
 from wire.operations import api_operations as op
-from wire.operations.broker_operations import BROKER_LIST, BROKER_REMOVE, BrokerRemoval, ListedBroker
+from wire.operations.broker_operations import (
+    BROKER_DRAIN,
+    BROKER_LIST,
+    BROKER_REMOVE,
+    BrokerDrain,
+    BrokerRemoval,
+    ListedBroker,
+)
 from wire.operations.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
@@ -372,6 +379,17 @@ class Client:
         NoServer."""
         self._check_open()
         return (await self._api.call(BROKER_LIST))["brokers"]
+
+    async def drain_broker(self, broker: str, *, dry_run: bool = False, cancel: bool = False) -> BrokerDrain:
+        """Give all replicas and leaderships of a broker, alive or dead, to others, and no new ones to it, until
+        `cancel`. Returns when that has begun; `moves` and `brokers` tell how far it is. To ask again does no harm.
+        `dry_run`: only the plan is wanted. `cancel`: partitions that are about to leave the broker keep it.
+
+        Raises BadRequest (it is not registered, or partitions cannot live without it: the sentence names them),
+        Unavailable, NoServer.
+        """
+        self._check_open()
+        return await self._api.call(BROKER_DRAIN, broker=broker, dry_run=dry_run, cancel=cancel)
 
     async def remove_broker(self, broker: str, *, dry_run: bool = False) -> BrokerRemoval:
         """Take a dead broker out of the cluster. It can come back under its id, as a new broker. `dry_run`: only check

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NotRequired, TypedDict
 
 from wire.errors import Code
-from wire.operations.broker_operations import BROKER_LIST, BROKER_REMOVE
+from wire.operations.broker_operations import BROKER_DRAIN, BROKER_LIST, BROKER_REMOVE
 from wire.operations.operation import Operation
 from wire.operations.partition_operations import (
     STREAM_DELETE_RECORDS,
@@ -928,7 +928,7 @@ _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
 _OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
 _OF_REPARTITIONS = (STREAM_REPARTITION, STREAM_REPARTITION_STATUS, STREAM_REPARTITION_CANCEL)
 _OF_REPLICAS = (REPLICA_LIST, CLUSTER_RESTART_ORDER)
-_OF_BROKERS = (BROKER_LIST, BROKER_REMOVE)
+_OF_BROKERS = (BROKER_LIST, BROKER_REMOVE, BROKER_DRAIN)
 _OF_REASSIGNMENTS = (
     STREAM_REASSIGN,
     STREAM_REASSIGN_CANCEL,

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from wire.errors import Code
 from wire.operations.operation import Operation
+from wire.operations.reassignment_operations import ReplicaPlan
 
 
 class ListedBroker(TypedDict):
@@ -17,6 +18,8 @@ class ListedBroker(TypedDict):
     dead_for_s: float | None
     """Seconds since its death was applied at the controller, at least: it may have been dead when the controller's
     process began. None: it is alive."""
+    draining: bool
+    """It gets no replicas, and those that it has go to others."""
     zone: str
     tags: list[str]
     replicas: int
@@ -69,4 +72,36 @@ BROKER_REMOVE = Operation(
     writes=True,
     refusals=(Code.WRONG_INCARNATION,),
     time_s=10.0,
+)
+
+
+class BrokerDrain(TypedDict):
+    broker: str
+    draining: bool
+    """It gets no replicas, and those that it has go to others."""
+    replicas: int
+    """As many as it has now, with those of Tidelog's own streams."""
+    leaders: int
+    plan: ReplicaPlan
+    """What is copied, from where to where, beside the moves that are under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBrokerRequest:
+    broker: str
+    dry_run: bool = False
+    """Only the plan is wanted."""
+    cancel: bool = False
+    """The drain is given up: partitions that are about to leave the broker keep it."""
+
+
+BROKER_DRAIN = Operation(
+    name="broker.drain",
+    request=DrainBrokerRequest,
+    answer=BrokerDrain,
+    help="give all replicas and leaderships of a broker to others; answered when that has begun; with `dry_run` only"
+    " the plan, with `cancel` it is given up",
+    writes=True,
+    refusals=(Code.UNAVAILABLE,),
+    time_s=60.0,
 )

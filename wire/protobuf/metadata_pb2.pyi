@@ -110,6 +110,7 @@ class Command(_message.Message):
     CANCEL_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     REMOVE_BROKER_FIELD_NUMBER: _builtins.int
     ALTER_REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
+    SET_DRAINING_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -169,6 +170,8 @@ class Command(_message.Message):
     def remove_broker(self) -> Global___RemoveBroker: ...
     @_builtins.property
     def alter_replication_factor(self) -> Global___AlterReplicationFactor: ...
+    @_builtins.property
+    def set_draining(self) -> Global___SetDraining: ...
     def __init__(
         self,
         *,
@@ -202,12 +205,13 @@ class Command(_message.Message):
         cancel_reassignments: Global___CancelReassignments | None = ...,
         remove_broker: Global___RemoveBroker | None = ...,
         alter_replication_factor: Global___AlterReplicationFactor | None = ...,
+        set_draining: Global___SetDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_draining", b"set_draining", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_replication_factor", b"alter_replication_factor", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_broker", b"remove_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_draining", b"set_draining", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments", "remove_broker", "alter_replication_factor"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments", "remove_broker", "alter_replication_factor", "set_draining"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -450,6 +454,33 @@ class RemoveBroker(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveBroker: _TypeAlias = RemoveBroker  # noqa: Y015
+
+@_typing.final
+class SetDraining(_message.Message):
+    """A broker is to hold no replicas any more, or may hold some again (R93)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    broker: _builtins.str
+    draining: _builtins.bool
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        broker: _builtins.str = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "controller_epoch", b"controller_epoch", "draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDraining: _TypeAlias = SetDraining  # noqa: Y015
 
 @_typing.final
 class Assignment(_message.Message):
@@ -1743,6 +1774,7 @@ class BrokerState(_message.Message):
     EARLIER_LIVES_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1750,6 +1782,8 @@ class BrokerState(_message.Message):
     raft_address: _builtins.str
     zone: _builtins.str
     """where it runs; empty: not given"""
+    draining: _builtins.bool
+    """it is to hold no replicas (R93)"""
     @_builtins.property
     def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of lives that are over, oldest first"""
@@ -1769,10 +1803,11 @@ class BrokerState(_message.Message):
         earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
         zone: _builtins.str = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "earlier_lives", b"earlier_lives", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address", "tags", b"tags", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "draining", b"draining", "earlier_lives", b"earlier_lives", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address", "tags", b"tags", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

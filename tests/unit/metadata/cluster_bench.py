@@ -136,6 +136,11 @@ class Cluster:
         controller_epoch = self.state.controller_epoch if epoch is None else epoch
         return self.apply(pb.Command(remove_broker=pb.RemoveBroker(controller_epoch=controller_epoch, broker=life)))
 
+    def drain(self, broker: str, *, draining: bool = True, epoch: int | None = None) -> Outcome:
+        controller_epoch = self.state.controller_epoch if epoch is None else epoch
+        mark = pb.SetDraining(controller_epoch=controller_epoch, broker=broker, draining=draining)
+        return self.apply(pb.Command(set_draining=mark))
+
     def create(
         self,
         name: str = "s",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from tidelog.cli.streams.replica_plan import show_plan
 from tidelog.cli.terminal.session import (
     cluster_command,
     cluster_options,
     confirm,
     console,
+    counted,
     print_answer,
+    print_json,
     run,
     yes_option,
 )
@@ -21,7 +24,11 @@ from tidelog.cli.terminal.tables import Rows, in_words, size
 if TYPE_CHECKING:
     from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerDescription, HeldReplica
-    from wire.operations.broker_operations import ListedBroker
+    from wire.operations.broker_operations import BrokerDrain, ListedBroker
+
+
+POLL_S: Final = 0.5
+"""Seconds between two requests for what is left."""
 
 
 @click.group()
@@ -76,9 +83,103 @@ def _show_list(found: list[ListedBroker]) -> None:
 
 
 def _life(each: ListedBroker) -> str:
+    draining = ", [yellow]draining[/]" if each["draining"] else ""
     if each["dead_for_s"] is not None:
-        return f"[red]dead[/] for {timedelta(seconds=int(each['dead_for_s']))}"
-    return each["state"] if each["state"] == "alive" else f"[yellow]{each['state']}[/]"
+        return f"[red]dead[/] for {timedelta(seconds=int(each['dead_for_s']))}{draining}"
+    state = each["state"]
+    return f"{state if state == 'alive' else f'[yellow]{state}[/]'}{draining}"
+
+
+@broker.command()
+@click.argument("broker_id", metavar="BROKER")
+@click.option("--dry-run", "only_plan", is_flag=True, help="Only show what would be copied.")
+@click.option("--watch", is_flag=True, help="Wait until BROKER holds nothing, with a line for each change.")
+@click.option("--cancel", is_flag=True, help="Give the drain up: what is about to leave BROKER stays.")
+@yes_option
+@cluster_options
+def drain(
+    broker_id: str,
+    only_plan: bool,
+    watch: bool,
+    cancel: bool,
+    yes: bool,
+    server: str | None,
+    namespace: str,
+    as_json: bool,
+) -> None:
+    """Give all replicas and leaderships of BROKER to other brokers, while the streams are used.
+
+    Shows what will be copied, from where to where, and asks for the broker's id (elsewhere than on a terminal it needs
+    --yes). BROKER may be alive or dead. From then on it is draining, over restarts and whoever is the controller: it
+    gets no replicas and no leaderships, its leaderships move away at once, and its replicas go to others, a few
+    partitions at a time. Nothing is removed from it before the copy in its place is in sync. Refused where a partition
+    finds no other broker: too few are there, or its stream's placement names these.
+
+    `tidelog cluster moves` shows how far each partition is, `tidelog broker list` how much is left. When nothing is,
+    stop BROKER and `tidelog broker remove` it, or end the drain with --cancel.
+
+    \b
+    Examples:
+      tidelog broker drain b4 --dry-run
+      tidelog broker drain b4 --watch
+      tidelog broker drain b4 --cancel
+    """
+    if cancel and (only_plan or watch):
+        raise click.UsageError("--cancel ends the drain; give neither --dry-run nor --watch with it")
+    plans: list[BrokerDrain] = []
+
+    async def ask_plan(client: Client) -> None:
+        plans.append(await client.drain_broker(broker_id, dry_run=True))
+
+    async def work(client: Client) -> None:
+        found = await client.drain_broker(broker_id, cancel=cancel)
+        if watch:
+            found = await _watched(client, found, as_json)
+        print_answer(found, _drained, as_json)
+
+    if not cancel:
+        run(server, namespace, ask_plan)
+        (plan,) = plans
+        if only_plan and as_json:
+            print_json(plan)
+        elif not as_json:
+            show_plan(plan["plan"])
+        if only_plan:
+            raise click.exceptions.Exit(1 if plan["plan"]["stuck_total"] else 0)
+        if not plan["plan"]["stuck_total"] and not plan["draining"]:
+            confirm(f"gives the {plan['replicas']} replicas of broker {broker_id} to others", broker_id, yes=yes)
+    run(server, namespace, work)
+
+
+async def _watched(client: Client, found: BrokerDrain, as_json: bool) -> BrokerDrain:
+    import asyncio
+
+    said = ""
+    while found["draining"] and found["replicas"]:
+        replicas, leaders = counted(found["replicas"], "replica"), counted(found["leaders"], "leadership")
+        line = f"{found['broker']}: {replicas}, {leaders} left"
+        if line != said:
+            said = line
+            click.echo(line, err=as_json)
+        await asyncio.sleep(POLL_S)
+        listed = {each["id"]: each for each in await client.brokers()}
+        if found["broker"] not in listed:
+            break
+        now = listed[found["broker"]]
+        found = {**found, "draining": now["draining"], "replicas": now["replicas"], "leaders": now["leaders"]}
+    return found
+
+
+def _drained(found: BrokerDrain) -> None:
+    if not found["draining"]:
+        click.echo(f"broker {found['broker']} is not draining; it holds {counted(found['replicas'], 'replica')}")
+    elif found["replicas"]:
+        click.echo(
+            f"broker {found['broker']} is draining, {counted(found['replicas'], 'replica')} left;"
+            " `tidelog cluster moves` shows how far they are"
+        )
+    else:
+        click.echo(f"broker {found['broker']} is drained: it holds no replica, and gets none")
 
 
 @broker.command()
@@ -96,7 +197,7 @@ def remove(broker_id: str, yes: bool, server: str | None, namespace: str, as_jso
     command asks first; elsewhere it needs --yes.
 
     \b
-    Example, after `tidelog stream reassign` has given its replicas to others:
+    Example, after `tidelog broker drain b4 --watch`:
       tidelog broker remove b4
     """
 

@@ -33,6 +33,7 @@ def test_each_registered_broker_is_listed_with_its_life() -> None:
         ("b", "stopping", None),
         ("c", "dead", 61.3),
     ]
+    assert not any(each["draining"] for each in found)
     assert [(each["replicas"], each["leaders"], each["bytes_on_disk"]) for each in found] == [
         (1, 1, 5),
         (2, 1, None),

@@ -1,6 +1,6 @@
 """Leaderships leave a broker whose disk runs full: which ones, when, and where they go."""
 
-# Rules: R88.
+# Rules: R88, R93.
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from metadata.controller.leader_rebalancing import (
     LeaderRebalancing,
 )
 from tests.unit.metadata.cluster_bench import Cluster
+from wire.stream_config import StreamConfig
 from wire.types import BrokerId, LeaderMove, Room
 
 AMPLE, SHORT, FULL = Room.AMPLE, Room.SHORT, Room.FULL
@@ -238,3 +239,26 @@ def test_new_replicas_go_to_brokers_whose_disks_answer_if_there_are_enough(scrip
     script.rebalancing.on_disk(BrokerId("a"), True)
     assert script.rebalancing.with_room(brokers, 2) == ["b", "c"]
     assert script.rebalancing.with_room(brokers, 3) == ["a", "b", "c"]
+
+
+def test_a_broker_that_is_drained_gives_all_away_and_is_given_nothing(cluster: Cluster, script: Script) -> None:
+    cluster.drain("a")
+    script.rooms(a=AMPLE, b=FULL, c=AMPLE)
+    assert script.rebalancing.why_not(BrokerId("a"), StreamConfig()) == "a is draining"
+    assert script.rebalancing.with_room([*map(BrokerId, "abc")], 1) == ["c"]
+    assert not script.rebalancing.may_lead(BrokerId("a"), cluster.key())
+    assert sorted(script.shown()) == ["s/0 a>c", "s/1 b>c", "s/2 a>c"]
+
+
+def test_a_draining_broker_leads_only_where_nobody_else_takes_over_from_one_that_stops(
+    cluster: Cluster, script: Script
+) -> None:
+    cluster.drain("c")
+    script.rooms(a=AMPLE, b=FULL, c=AMPLE)
+    script.rebalancing.on_stopping(BrokerId("a"), True)
+    assert sorted(script.shown()) == ["s/0 a>b", "s/2 a>b"]
+    cluster.die("b")
+    for move in [*script.rebalancing._under_way.values()]:
+        script.rebalancing.on_ended(move, False, script.now)
+    script.now += LONGEST_PAUSE_S
+    assert {move.target for move in script.moves()} == {"c"}

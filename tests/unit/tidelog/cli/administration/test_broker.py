@@ -11,8 +11,8 @@ from tidelog.cli.administration.broker import _show_list
 
 def listed(broker: str, **fields: Any) -> Any:
     return {
-        "id": broker, "state": "alive", "dead_for_s": None, "zone": "", "tags": [], "replicas": 4, "leaders": 2,
-        "bytes_on_disk": 4_600_000, "voter": True, "is_controller": False, **fields,
+        "id": broker, "state": "alive", "dead_for_s": None, "draining": False, "zone": "", "tags": [], "replicas": 4,
+        "leaders": 2, "bytes_on_disk": 4_600_000, "voter": True, "is_controller": False, **fields,
     }  # fmt: skip
 
 
