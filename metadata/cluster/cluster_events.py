@@ -164,6 +164,12 @@ class ActivityWatch:
                 "config": {key: stream.config.get(key, "") for key in names},
                 "before": {key: old.config.get(key, "") for key in names},
             }
+        if old.replication_factor != stream.replication_factor:
+            yield {
+                "event": activity_events.STREAM_ALTERED,
+                **about,
+                "replication_factor": stream.replication_factor,
+            }
         for step in _of_repartition(stream, old):
             yield {**about, **step}
         together: dict[str, list[int]] = {}

@@ -84,6 +84,16 @@ def test_repartitions() -> None:
     ]
 
 
+def test_another_replication_factor_and_the_moves_of_its_partitions() -> None:
+    cluster = Watched("a", "b", "c")
+    cluster.create("s", ["a b"])
+    cluster.told()
+    cluster.alter_factor(3, {0: "a b c"})
+    altered, begun = cluster.told()
+    assert altered == {"event": "stream_altered", "stream": "s", "replication_factor": 3}
+    assert (begun["event"], begun["target"]) == ("reassignment_begun", ["a", "b", "c"])
+
+
 def test_the_life_of_a_stream() -> None:
     cluster = Watched("a", "b", "c")
     cluster.told()
