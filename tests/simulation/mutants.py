@@ -152,13 +152,13 @@ MUTANTS: tuple[Mutant, ...] = (
         (election.candidates, "(partition.isr, partition.eligible)", "(partition.replicas,)"),
         (election.chosen_leader, "(partition.isr, partition.eligible)", "(partition.replicas,)"),
         rules=("R21", "R84"),
-        in_reassignments=True,
+        scenario="leader dies beside a learner",
     ),
     _mutant(
         "a cancelled move drops members of the ISR that others are not enough without",
         (reassignment.why_not_complete, "(min_isr if moving.is_cancelled else", "(1 if moving.is_cancelled else"),
         rules=("R85",),
-        in_reassignments=True,
+        scenario="cancelled when the added are needed",
     ),
     _mutant(
         "a replica that is removed leaves its log",
@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "the controller forgets reassignments of the controller before it",
         (Reassigning.begin, "partition.reassignment is not None", "False"),
         rules=("R84",),
-        in_reassignments=True,
+        scenario="reassigned under two controllers",
     ),
     _mutant(
         "a follower truncates to the HW without asking the leader",

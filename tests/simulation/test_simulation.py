@@ -196,6 +196,16 @@ def test_all_replicas_of_a_partition_are_stopped_and_any_of_them_leads_when_it_i
     assert result.faults[f"scenario {name}, to its end"] == 1
 
 
+@pytest.mark.parametrize(
+    "name", ["leader dies beside a learner", "reassigned under two controllers", "cancelled when the added are needed"]
+)
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_reassignment_holds_when_brokers_die_and_controllers_change(name: str, seed: int) -> None:
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+
+
 def test_a_repartition_is_finished_when_clients_have_adopted_it() -> None:
     """Nothing else brings a push."""
     seed = next(seed for seed in count(1) if (plan := plan_of(seed)).has_repartitions and plan.adoption_timeout_s > 10)

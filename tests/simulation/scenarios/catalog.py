@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.scenarios import disks, leadership, membership, partitions, programs, removed_records
+from tests.simulation.scenarios import (
+    disks,
+    leadership,
+    membership,
+    partitions,
+    programs,
+    reassignments,
+    removed_records,
+)
 from tests.simulation.scenarios.running import Scenario
 from wire.durability import DURABLE
 
@@ -57,6 +65,9 @@ ASKED_SCENARIOS: dict[str, Scenario] = {
         membership.stopped_together,
         partitions.tail_behind_the_cutover,
         partitions.repartitioned_while_records_go,
+        reassignments.leader_dies_beside_a_learner,
+        reassignments.reassigned_under_two_controllers,
+        reassignments.cancelled_when_the_added_are_needed,
         programs.stopped_while_it_joins,
         programs.ends_that_groups_hear_late,
     )
@@ -69,6 +80,15 @@ _REPARTITIONED: dict[str, Any] = {
     "keys": 0,
     "retention": (),
     "has_repartitions": True,
+}
+
+_REASSIGNED: dict[str, Any] = {
+    "brokers": 4,
+    "replication_factor": 3,
+    "min_isr": 2,
+    "streams": 1,
+    "partitions": 1,
+    "duration": 20.0,
 }
 
 REQUIRED_PLANS: dict[str, dict[str, Any]] = {
@@ -136,6 +156,9 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "asked": DURABLE,
         "duration": 25.0,
     },
+    "leader dies beside a learner": _REASSIGNED,
+    "reassigned under two controllers": _REASSIGNED,
+    "cancelled when the added are needed": _REASSIGNED | {"brokers": 5},
     "stopped while it joins": {"partitions": 3, "min_isr": 2, "rate": 2.0, "has_group": True, "duration": 20.0},
     "ends that groups hear late": {
         "partitions": 2,

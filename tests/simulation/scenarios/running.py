@@ -6,7 +6,7 @@ is mended when the calm begins, at any step of the scenario.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -182,6 +182,17 @@ class ScenarioRun:
     def stream(self) -> Stream:
         """The stream, which no run with these scenarios deletes."""
         return self.cluster.raft.truth.streams[StreamName("s")]
+
+    @property
+    def is_reassigned(self) -> bool:
+        """Its replicas are those that were asked for, or its former ones again."""
+        return self.partition is not None and self.partition.reassignment is None
+
+    @property
+    def goes_back(self) -> bool:
+        """A reassignment was cancelled, and is not over."""
+        moving = self.partition.reassignment if self.partition is not None else None
+        return moving is not None and moving.is_cancelled
 
     @property
     def are_in_sync(self) -> bool:
@@ -393,6 +404,14 @@ class ScenarioRun:
     def move_leader(self, target: str) -> None:
         """As an operator asks for it."""
         self.cluster.clients.ask_to_move_leader(0, target)
+
+    def reassign(self, target: Sequence[str]) -> None:
+        """Asks for these replicas of the first partition, as an operator does."""
+        self.cluster.reassigner.ask_for(self.cluster.clients, {0: [*target]})
+
+    def cancel_reassignment(self) -> None:
+        """As an operator asks for it."""
+        self.cluster.reassigner.ask_to_cancel(self.cluster.clients)
 
     def delete_records(self, partition: int, before: int) -> None:
         """As an operator asks for it."""

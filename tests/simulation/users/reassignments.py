@@ -48,6 +48,24 @@ class Reassigner:
     def _stream(clients: Workload) -> Stream | None:
         return clients.invariants.raft.truth.streams.get(StreamName(clients.stream))
 
+    def ask_for(self, clients: Workload, targets: dict[int, list[str]]) -> None:
+        """Ask for these replicas, by the number of the partition."""
+        self.waits += 1
+        clients.spawn(partial(self._go_to, clients, targets))
+
+    def ask_to_cancel(self, clients: Workload) -> None:
+        """Ask for the former replicas, in all partitions of the stream that move."""
+        self.waits += 1
+        clients.spawn(partial(self._go_back, clients))
+
+    async def _go_to(self, clients: Workload, targets: dict[int, list[str]]) -> None:
+        await self._move(clients, targets)
+        self.waits -= 1
+
+    async def _go_back(self, clients: Workload) -> None:
+        await self._cancel(clients)
+        self.waits -= 1
+
     async def _change(self, clients: Workload, how: str) -> None:
         before = await self._move(clients, None)
         if how == "move":
