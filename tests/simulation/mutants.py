@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a replica that comes back does not wait for the removal of its log",
         (Broker._reconcile, "view.key in self._leaving", "False"),
         rules=("R86",),
-        in_reassignments=True,
+        scenario="back before its log is removed",
     ),
     _mutant(
         "the controller forgets reassignments of the controller before it",

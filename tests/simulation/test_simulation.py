@@ -197,7 +197,13 @@ def test_all_replicas_of_a_partition_are_stopped_and_any_of_them_leads_when_it_i
 
 
 @pytest.mark.parametrize(
-    "name", ["leader dies beside a learner", "reassigned under two controllers", "cancelled when the added are needed"]
+    "name",
+    [
+        "leader dies beside a learner",
+        "reassigned under two controllers",
+        "cancelled when the added are needed",
+        "back before its log is removed",
+    ],
 )
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_reassignment_holds_when_brokers_die_and_controllers_change(name: str, seed: int) -> None:

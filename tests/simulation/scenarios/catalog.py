@@ -68,6 +68,7 @@ ASKED_SCENARIOS: dict[str, Scenario] = {
         reassignments.leader_dies_beside_a_learner,
         reassignments.reassigned_under_two_controllers,
         reassignments.cancelled_when_the_added_are_needed,
+        reassignments.back_before_its_log_is_removed,
         programs.stopped_while_it_joins,
         programs.ends_that_groups_hear_late,
     )
@@ -158,6 +159,7 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     },
     "leader dies beside a learner": _REASSIGNED,
     "reassigned under two controllers": _REASSIGNED,
+    "back before its log is removed": _REASSIGNED,
     "cancelled when the added are needed": _REASSIGNED | {"brokers": 5},
     "stopped while it joins": {"partitions": 3, "min_isr": 2, "rate": 2.0, "has_group": True, "duration": 20.0},
     "ends that groups hear late": {

@@ -65,6 +65,32 @@ def cancelled_when_the_added_are_needed(run: ScenarioRun) -> Steps:
     yield Until(lambda: run.is_reassigned, 10.0)
 
 
+def back_before_its_log_is_removed(run: ScenarioRun) -> Steps:
+    """A replica is removed while its disk hangs, so its log stays, and is added again before the disk answers. It joins
+    the ISR, and then begins anew with what is on its disk."""
+    rng = run.rng
+    leader = yield from run.in_sync()
+    yield Until(lambda: run.committed)
+    back, kept = rng.sample(run.others(leader), 2)
+    release = run.hold_commands(_is("complete_reassignments"))
+    run.reassign((leader, kept, rng.choice(_outside(run))))
+    yield Until(lambda: run.cluster.raft.held, 8.0)
+    answer = run.hang(back)
+    release()
+    yield Until(lambda: back not in run.replicas)
+    yield Until(lambda: run.role(back) is None)
+    run.reassign((leader, kept, back))
+    yield Until(lambda: back in run.replicas)
+    yield rng.random() * 0.1
+    answer()
+    yield Until(lambda: back in run.isr and run.is_reassigned, 10.0)
+    yield rng.random() * 0.3
+    run.kill(back)
+    yield rng.random() * 0.5
+    run.start(back)
+    yield Until(lambda: run.is_reassigned and back in run.isr, 10.0)
+
+
 def _outside(run: ScenarioRun) -> list[str]:
     """Brokers that are no replicas."""
     return [name for name in run.cluster.brokers if name not in run.replicas]
