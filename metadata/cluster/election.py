@@ -178,9 +178,9 @@ def _offline(partition: Partition) -> Partition:
 
 # Keeps R88.
 def all_stop(partition: Partition, alive: IsAlive, stopping: Collection[BrokerId]) -> bool:
-    """Whether each live replica that may lead is about to stop."""
-    able = [b for b in (*partition.isr, *partition.eligible) if alive(b) and not partition.is_withdrawn(b)]
-    return all(broker in stopping for broker in able)
+    """Whether each live replica is about to stop: those that may lead, and those that catch up while another leads."""
+    live = [broker for broker in partition.replicas if alive(broker) and not partition.is_withdrawn(broker)]
+    return all(broker in stopping for broker in live)
 
 
 def after_death(
@@ -195,13 +195,13 @@ def after_death(
 ) -> Partition:
     """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
     offline. `stopping`: brokers that are about to stop, and those of `dead` that were. Where one of these ends, and all
-    others that may lead will, the partition is offline, and the ISR stays whole. `leave_offline`: they leave the ISR of
+    other live replicas will, the partition is offline, and the ISR stays whole. `leave_offline`: they leave the ISR of
     an offline partition, too (rules of versions before R71)."""
     if not any(broker in partition.isr for broker in dead):
         return partition
     if partition.leader is None and not leave_offline:
         return partition  # each member may be the one that holds most
-    if all_stop(partition, lambda broker: alive(broker) or broker in dead, stopping):
+    if all_stop(partition, lambda broker: alive(broker) or (broker in dead and broker in partition.isr), stopping):
         return _offline(partition)
     if partition.leader is not None and partition.leader in dead:
         return elect(partition, alive=alive, led=led, min_isr=min_isr)

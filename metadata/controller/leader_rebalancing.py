@@ -110,8 +110,9 @@ class LeaderRebalancing:
     # way to another voter. Then the broker says that it leaves; the controller declares this incarnation dead, so that
     # no ISR waits for it, and it stops. While every live broker is stopping none of them is declared dead or
     # replaced: the ISRs stay as they are, for whichever returns. Where others stay, BrokersDead names the brokers that
-    # are stopping, and a partition of which one has ended and all others that may lead are stopping is offline from
-    # then on, with its ISR as it was: nothing more is committed, so each member holds all that is.
+    # are stopping, and a partition of which a member has ended and all other live replicas are stopping is offline from
+    # then on, with its ISR as it was: nothing more is committed, so each member holds all that is. A replica that stays
+    # and is catching up needs a leader, so then the members lead on until they end.
     # Hazard: A restart of one broker after the other stalls every partition as often as so many crashes do; a broker
     # that never stops, because nobody can take over; a stop of all that leaves one member in each ISR.
     # Not covered: Plain publishes that arrive between two leaders are stored by neither.

@@ -1237,7 +1237,19 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a partition goes offline when one replica is stopped and an eligible one stays",
-            (election.all_stop, "(*partition.isr, *partition.eligible)", "partition.isr"),
+            (
+                election.all_stop,
+                "in partition.replicas if",
+                "in partition.replicas if broker not in partition.eligible and",
+            ),
+            rules=("R88",),
+        ),
+        "metadata/all_replicas_of_a_partition_are_stopped",
+    ),
+    (
+        _mutant(
+            "a partition goes offline while a replica that stays is catching up",
+            (election.all_stop, "in partition.replicas if", "in (*partition.isr, *partition.eligible) if"),
             rules=("R88",),
         ),
         "metadata/all_replicas_of_a_partition_are_stopped",
