@@ -237,6 +237,8 @@ class Broker:
         """Newest views of partitions whose logs are being removed: the replica begins anew when that has ended."""
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
+        self._counting: set[asyncio.Task[None]] = set()
+        """Each writes down that a log that was taken back counts."""
         self._unknown = {replica.key for replica in replicas}
         """Logs in the data folder of which no view has come yet."""
         self._not_ours: dict[PartitionKey, None] = {}
@@ -437,6 +439,20 @@ class Broker:
         except Exception as e:  # noqa: BLE001 - a view comes once: the others must not be lost with this one
             _log.exception("partition %s: its view cannot be followed", view.key)
             replica.fail(repr(e), self.context)
+        if replica.is_taken_back and self.context.broker in (view.leader, *view.isr):
+            replica.is_taken_back = False
+            task = self.context.loop.create_task(self._count(replica.key))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
+    # Keeps R86.
+    async def _count(self, key: PartitionKey) -> None:
+        """The log of `key`, which was taken back, counts as a copy: if it leaves, enough others have its records."""
+        try:
+            async with self._removing:
+                await self.context.loop.run_in_executor(self.context.executor, self._data_dir.count, key)
+        except OSError as e:
+            _log.warning("partition %s: its log will be kept when it leaves this broker: %s", key, e)
 
     def _add(self, replica: Replica) -> None:
         key = replica.key
@@ -453,7 +469,8 @@ class Broker:
     # that down; the log is kept under another name then. A partition that comes back while its log is removed waits for
     # the end of that, and begins with an empty log; one whose log is still there reconciles it as any replica outside
     # the ISR. A broker that becomes a replica while nobody leads takes the log back that it has kept so, with its HW:
-    # an operator may let it lead, and another leader that lacks some of it is known (R74).
+    # an operator may let it lead, and another leader that lacks some of it is known (R74). Until it has led or joined
+    # the ISR it may be the only copy: if it leaves before, in whatever process, it is kept under another name again.
     # Hazard: A state that is older than an assignment removes the only copy; a removal that takes the log of the
     # partition's next replica.
     def _leave(self, key: PartitionKey) -> asyncio.Task[None] | None:
@@ -480,15 +497,19 @@ class Broker:
         try:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
-            is_lost = self.context.metadata.is_of_lost_decisions(replica.key, self._given_at(replica))
-            if is_lost:
+            is_kept = self.context.metadata.is_of_lost_decisions(
+                replica.key, self._given_at(replica)
+            ) or await self.context.loop.run_in_executor(
+                self.context.executor, self._data_dir.is_taken_back, replica.key
+            )
+            if is_kept:
                 await self.context.loop.run_in_executor(
                     self.context.executor, self._data_dir.file_checkpoint, replica.key
                 )
             await replica.leave_manifest(self.context)
             async with self._removing:
                 kept = await self.context.loop.run_in_executor(
-                    self.context.executor, partial(self._data_dir.remove_partition, replica.key, sets_aside=is_lost)
+                    self.context.executor, partial(self._data_dir.remove_partition, replica.key, sets_aside=is_kept)
                 )
             if kept is not None:
                 _log.error(

@@ -149,6 +149,8 @@ class Replica:
         self.take_back: Callable[[], Path | None] = lambda: None
         """Called before the log is opened, where the log of an earlier time may take its place: renames that one, and
         returns the name that it had. Blocking."""
+        self.is_taken_back = False
+        """The log, which is open, was taken back, and has not counted as a copy of the partition since then."""
         self.history = History()
         self.traffic = TrafficMeter()
         """That of clients with this replica, whatever its roles."""
@@ -195,6 +197,7 @@ class Replica:
         self._quarantined = Quarantine(self._files, self.directory).reports() if report.has_quarantine else []
         if report.damaged is not None:
             mark(self._files, self.directory, report.damaged, self.key)
+        self.is_taken_back = report.is_taken_back
         return partition_log, report
 
     def _take_log(self, partition_log: PartitionLog) -> None:

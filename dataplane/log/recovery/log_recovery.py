@@ -65,6 +65,7 @@ from dataplane.log.storage.checkpoints import (
     read_epochs,
     read_offsets,
 )
+from dataplane.log.storage.data_dir import TAKEN_BACK_FILE
 from dataplane.replica.derived.epochs import EpochEntry, LeaderEpochCache
 from wire.batch import HEADER_SIZE, parse_header
 from wire.errors import CorruptData, InvariantViolation
@@ -111,6 +112,8 @@ class RecoveryReport:
     """A sentence for each; older ones, or the log, were taken in their place."""
     has_quarantine: bool = False
     """Something was cut out of the log at some time (`dataplane.log.recovery.damage`)."""
+    is_taken_back: bool = False
+    """It was set aside, and has not counted as a copy since then (`dataplane.log.storage.data_dir`)."""
 
 
 @dataclass(slots=True)
@@ -250,6 +253,7 @@ class Recovery:
             known_end=self.known_end,
             damaged_snapshots=tuple(self.derived.damaged.values()),
             has_quarantine=QUARANTINE in self.names,
+            is_taken_back=TAKEN_BACK_FILE in self.names,
         )
 
     @property

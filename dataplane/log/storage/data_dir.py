@@ -53,6 +53,9 @@ _REMOVED_SUFFIX = ".removed"
 SET_ASIDE_SUFFIX = ".lost"
 """Ends the name of one that no broker opens any more, and that only an operator removes. A number follows where there
 is one of that name."""
+TAKEN_BACK_FILE = "taken-back"
+"""In a partition's folder: the log was set aside and taken back, and has not counted as a copy of the partition since
+then. It may be the only one."""
 _VERSION = 1
 MAX_LIVES = 64
 """A broker that was killed more often than that in a row while it registered comes back without its proof."""
@@ -334,8 +337,9 @@ class DataDir:
             ) from error
 
     def take_back(self, key: PartitionKey) -> Path | None:
-        """Where the partition has no log, the one that was set aside last is its log again, durably. Returns the name
-        that this one had; None: there is none, or the partition has a log. Blocking. Raises DataDirError."""
+        """Where the partition has no log, the one that was set aside last is its log again, durably, and
+        `is_taken_back`. Returns the name that this one had; None: there is none, or the partition has a log. Blocking.
+        Raises DataDirError, NoSpace."""
         directory = self.partition_directory(key)
         if self.files.is_directory(directory) or not self.files.is_directory(directory.parent):
             return None
@@ -345,12 +349,28 @@ class DataDir:
         if newest is None:
             return None
         last = directory.with_name(newest[0])
+        try:  # whatever a crash leaves, the log has no other name without the file
+            replace_file(self.files, last / TAKEN_BACK_FILE, f"{last.name}\n".encode())
+        except OSError as error:
+            raise self._not_written(str((last / TAKEN_BACK_FILE).relative_to(self.path)), error) from error
         try:
             self.files.rename(last, directory)
             self.files.sync_directory(directory.parent)
         except OSError as error:
             raise DataDirError(f"{last} cannot be renamed ({error.strerror or error}): check its rights") from error
         return last
+
+    def is_taken_back(self, key: PartitionKey) -> bool:
+        """Whether the partition's log was taken back, and `count` was not called for it since then. Blocking. Raises
+        OSError."""
+        return read_file(self.files, self.partition_directory(key) / TAKEN_BACK_FILE) is not None
+
+    def count(self, key: PartitionKey) -> None:
+        """The log that was taken back counts as a copy of the partition, durably. Blocking. Raises OSError."""
+        directory = self.partition_directory(key)
+        if self.is_taken_back(key):
+            self.files.remove(directory / TAKEN_BACK_FILE)
+            self.files.sync_directory(directory)
 
     def _free_name(self, directory: Path) -> Path:
         """Returns the name under which it is set aside: `0-1.lost`, and `0-1.lost-2` where that is taken."""

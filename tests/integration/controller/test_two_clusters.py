@@ -312,6 +312,10 @@ async def test_records_that_a_lost_decision_moved_come_back(tmp_path: Path) -> N
             assert (told.returncode, "b1 has no log of it" in told.stderr) == (1, True), told
             await client.reassign("moved", {0: ["b4"]})
             await until(lambda: not kept.exists(), "b4 to take its log back")
+            await client.cancel_reassignment("moved", [0])
+            await until(kept.exists, "b4 to keep the log again, which is the only one")
+            await client.reassign("moved", {0: ["b4"]})
+            await until(lambda: not kept.exists(), "b4 to take its log back once more")
             done = tidelog_command(*election, "b4", "--accept-loss", "--yes", "--server", cluster.nats_url)
             assert done.returncode == 0, done.stderr
             await until(lambda: read("moved"), "the records of moved")

@@ -35,6 +35,7 @@ class FakeReplica:
         self.is_closing = False
         self.left = asyncio.Event()
         self.assigned_at: Generation | None = None
+        self.is_taken_back = False
 
     def on_view(self, view: PartitionView, context: object) -> None:
         pass
@@ -65,6 +66,7 @@ class FakeDataDir:
         self.settled = Incarnation(0)
         self.is_settled = False
         self.filed: set[int] = set()
+        self.taken_back: set[int] = set()
         self.removed: dict[int, bool] = {}
         """Whether its log was set aside, by partition."""
 
@@ -82,6 +84,12 @@ class FakeDataDir:
 
     def take_back(self, key: PartitionKey) -> Path:
         return Path(f"/{key.partition}.lost")
+
+    def is_taken_back(self, key: PartitionKey) -> bool:
+        return key.partition in self.taken_back
+
+    def count(self, key: PartitionKey) -> None:
+        self.taken_back.discard(key.partition)
 
     def remove_partition(self, key: PartitionKey, *, sets_aside: bool) -> Path | None:
         assert sets_aside == (key.partition in self.filed)
@@ -232,6 +240,34 @@ async def test_a_log_that_was_set_aside_is_taken_back_where_no_other_broker_lead
     (replica,) = broker._replicas.values()
     assert (replica.take_back() is not None) is takes
     await broker.close()
+
+
+C = BrokerId("c")
+
+
+@pytest.mark.parametrize("is_at_start", [False, True])
+@pytest.mark.parametrize(("leader", "isr", "counts"), [(None, (B,), False), (C, (B, C), False), (B, (A, B), True)])
+async def test_a_log_that_was_taken_back_and_has_not_counted_since_is_set_aside_again(
+    leader: BrokerId | None, isr: tuple[BrokerId, ...], counts: bool, is_at_start: bool
+) -> None:
+    answers = asyncio.Event()
+    answers.set()
+    replica = FakeReplica(KEY, answers)
+    replica.is_taken_back = True
+    broker = broker_with(replica)
+    folder = cast(Any, broker._data_dir)
+    folder.taken_back, folder.settled = {0}, Incarnation(4)
+    if not is_at_start:
+        broker.on_partitions([replace(view(A, B), leader=leader, isr=isr)])
+        while broker._counting:
+            await asyncio.wait(broker._counting)
+        assert folder.taken_back == (set() if counts else {0})
+        broker.on_partitions([PartitionGone(KEY)])
+    broker.on_all_partitions()
+    async with asyncio.timeout(10):
+        await replica.left.wait()
+        assert await broker.close()
+    assert folder.removed == {0: is_at_start or not counts}
 
 
 @pytest.mark.parametrize(("settled", "is_set_aside"), [(2, True), (3, True), (4, False)])

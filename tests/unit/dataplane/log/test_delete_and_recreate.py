@@ -129,6 +129,58 @@ def test_of_several_logs_that_were_set_aside_the_newest_is_taken_back(batches: B
     assert log_of(data_dir, OLD).log_end_offset == 2
 
 
+@pytest.mark.parametrize("how", SURVIVALS)
+def test_a_log_that_is_taken_back_is_known_as_such_whatever_a_crash_leaves(how: Survival, batches: Batches) -> None:
+    crash_at, done = 0, False
+    while not done:
+        disk = SimDisk()
+        data_dir = filled(disk, batches)
+        data_dir.remove_partition(OLD, sets_aside=True)
+        disk.crash_in(crash_at)
+        try:
+            data_dir.take_back(OLD)
+            done = True
+        except PowerLoss:
+            pass
+        disk.lose_power(how, Random(crash_at))
+        again = opened(disk)
+        assert again.is_taken_back(OLD) is (OLD in again.list_partitions())
+        if not done:
+            again.take_back(OLD)
+        assert again.is_taken_back(OLD)
+        log, report = PartitionLog.open(again.partition_directory(OLD), CONFIG, files=disk)
+        assert (report.damaged, report.is_taken_back, log.log_end_offset) == (None, True, 40)
+        log.close()
+        crash_at += 1
+    assert crash_at > 5
+
+
+@pytest.mark.parametrize("how", SURVIVALS)
+def test_a_log_that_was_taken_back_and_counts_is_a_log_as_any(how: Survival, batches: Batches) -> None:
+    crash_at, done = 0, False
+    while not done:
+        disk = SimDisk()
+        data_dir = filled(disk, batches)
+        data_dir.remove_partition(OLD, sets_aside=True)
+        data_dir.take_back(OLD)
+        disk.crash_in(crash_at)
+        try:
+            data_dir.count(OLD)
+            done = True
+        except PowerLoss:
+            pass
+        disk.lose_power(how, Random(crash_at))
+        again = opened(disk)
+        assert not (done and again.is_taken_back(OLD))
+        again.count(OLD)
+        again.count(OLD)
+        assert not again.is_taken_back(OLD)
+        log, report = PartitionLog.open(again.partition_directory(OLD), CONFIG, files=disk)
+        assert (report.damaged, report.is_taken_back, log.log_end_offset) == (None, False, 40)
+        crash_at += 1
+    assert crash_at > 1
+
+
 def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
     disk = SimDisk()
     data_dir = filled(disk, batches)
