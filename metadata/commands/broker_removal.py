@@ -14,10 +14,12 @@ from wire.types import BrokerId
 
 # R92: A broker is removed from the cluster by an operator's command alone, which names the incarnation that died. It is
 # refused while that broker is alive or the controller, while any partition has it as a replica, or has it among the
-# target or the original replicas of a reassignment, and while the policy of a stream names it. So no removal takes a
-# replica out of a partition, and none can lose a record: replicas go from a broker by reassignments (R84). A process
-# that comes back under the id registers as a new broker, in an incarnation above all earlier ones, and removes the logs
-# that are not its any more (R86); one that lived all the time registers again, as after its death (R26).
+# target or the original replicas of a reassignment, and while the policy of a stream names it; and, where it has not
+# registered since the cluster began anew, while nobody leads a partition of before, which a lost decision may have
+# moved to it. So no removal takes a replica out of a partition, and none can lose a record: replicas go from a broker
+# by reassignments (R84). A process that comes back under the id registers as a new broker, in an incarnation above all
+# earlier ones, and removes the logs that are not its any more (R86); one that lived all the time registers again, as
+# after its death (R26).
 # Hazard: A last copy that is forgotten with its broker; a folder that comes back and counts by what it once held.
 def remove_broker(ledger: Ledger, command: pb.RemoveBroker) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
@@ -45,13 +47,16 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
             f"broker {broker} is alive: give its replicas to others (`tidelog broker drain {broker}`), stop it, and"
             " remove it then"
         )
-    held, alone = NamedPartitions(), NamedPartitions()
+    held, alone, unheard = NamedPartitions(), NamedPartitions(), NamedPartitions()
+    recovered_at = cluster.recovered_at
     for key, partition in cluster.partitions():
         yield 1
         if {*partition.isr, *partition.eligible} == {broker}:
             alone.add(key)
         elif _is_concerned(partition, broker):
             held.add(key)
+        elif partition.leader is None and max(known.incarnation, key.partition_incarnation) <= recovered_at:
+            unheard.add(key)
     naming: list[str] = []
     for name, stream in sorted(cluster.streams.items()):
         yield 1
@@ -69,9 +74,15 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
         )
     if alone.count:
         reasons.append(
-            f"Nothing else is known to hold all records of {alone}: start it with its data folder; where that is lost"
-            " for good delete the stream, or elect another replica with loss (`tidelog partition elect-unclean`, and"
-            " `tidelog stream reassign` before where there is none)"
+            f"Nothing else is known to hold all records of {alone}: start it with its data folder. Where that is lost"
+            " for good see operations.md, Electing a leader at a loss. Where some of it is left copy it before the"
+            " broker is started again"
+        )
+    if unheard.count:
+        reasons.append(
+            "It has not registered since the cluster began anew (`tidelog cluster recover`), and a decision that was"
+            f" lost then may have moved {unheard} to it, which nobody leads: start it once with its data folder. See"
+            " operations.md, A lost majority"
         )
     if naming:
         reasons.append(f"It is named by {', '.join(naming)}: `tidelog stream alter` changes that")

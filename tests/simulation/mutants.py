@@ -1880,6 +1880,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a broker is removed that may hold what a lost decision moved to it",
+            (broker_removal.why_not_removed, "    if unheard.count:", "    if False:"),
+            rules=("R92",),
+        ),
+        "metadata/a_broker_that_may_hold_what_a_lost_decision_moved",
+    ),
+    (
+        _mutant(
             "a broker is removed that holds the last copy",
             (broker_removal.why_not_removed, "    if alone.count:", "    if False:"),
             rules=("R92",),
