@@ -319,6 +319,8 @@ async def test_records_that_a_lost_decision_moved_come_back(tmp_path: Path) -> N
             done = tidelog_command(*election, "b4", "--accept-loss", "--yes", "--server", cluster.nats_url)
             assert done.returncode == 0, done.stderr
             await until(lambda: read("moved"), "the records of moved")
+            marks = partial(cluster.broker_dir("b4").glob, "moved-*/0-*/taken-back")
+            await until(lambda: not [*marks()], "b4 to count its log as any")
 
             async def is_over() -> bool:
                 (partition,) = (await client.describe("moved"))["partitions"]
