@@ -14,6 +14,7 @@ None of these functions raises `epoch`: their caller does, once per command.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from metadata.cluster.election import with_isr
@@ -81,6 +82,14 @@ def why_not_complete(partition: Partition, min_isr: int) -> str | None:
     if partition.leader is None:
         return "nobody leads"
     return None if partition.leader in sound else f"{partition.leader} leads, which is not to be a replica"
+
+
+def what_it_waits_for(partition: Partition, min_isr: int, is_alive: Callable[[BrokerId], bool]) -> str | None:
+    """As `why_not_complete`, with the brokers of the target that are dead and outside the ISR."""
+    why, moving = why_not_complete(partition, min_isr), partition.reassignment
+    missing = [] if moving is None else [broker for broker in moving.target if broker not in partition.isr]
+    dead = [broker for broker in missing if not is_alive(broker)]
+    return f"{why}; dead: {', '.join(dead)}" if why and dead else why
 
 
 def in_sync(partition: Partition) -> list[BrokerId]:

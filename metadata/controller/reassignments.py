@@ -12,7 +12,9 @@ A cancelled one goes the same way back, and waits for less. Everything that is d
 controller goes on where the last one was. A command that is refused or lost is proposed anew, at the latest
 `DECISION_RETRY_S` later, and a move that failed is tried again after a pause that doubles.
 
-A broker that is dead takes up no room: its partitions copy on when it is back, and others start meanwhile.
+A broker that is dead takes up no room: its partitions copy on when it is back, and others start meanwhile. What was
+a replica before need not be alive when a reassignment starts, so new replicas are copied while an old one is dead; it
+is over when the old one, too, is in sync.
 
 The controller asks for what is due some hundred times a second. So one that is started is looked at when its partition
 has changed, or when it is to be tried again; and some of those that wait are when a broker has less to copy than
@@ -48,7 +50,8 @@ MAX_ITEMS: Final = 200
 LOOKED_AT: Final = 500
 """Waiting reassignments that one decision looks at; the next one looks at others."""
 MOST_STARTED: Final = 500
-"""Limit of the partitions that copy, or wait for a leader of their target, at a time."""
+"""Limit of the partitions that copy, or wait for a leader of their target, at a time. Those that wait for nothing but
+dead brokers do not count."""
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 LOOK_INTERVAL_S: Final = 0.25
@@ -94,6 +97,8 @@ class Reassigning:
         self._position = 0
         """How many of the waiting ones, from the first on, were looked at since the last one that was left."""
         self._started: dict[PartitionKey, _Watched] = {}
+        self._held_up: set[PartitionKey] = set()
+        """Started ones that wait for nothing but dead brokers."""
         self._moving: dict[PartitionKey, LeaderMove] = {}
         self._busy: Counter[BrokerId] = Counter()
         """How many copy to or from a broker. Those that were proposed to be started count, too."""
@@ -101,6 +106,8 @@ class Reassigning:
         """Waiting ones that were proposed to be started."""
         self._changed: dict[PartitionKey, None] = {}
         """Started ones that are to be looked at."""
+        self._to_look_at: dict[PartitionKey, None] = {}
+        """Started ones that are to be looked at because a broker has died or is back; some with each call."""
         self._again: list[PartitionKey] = []
         """Waiting ones whose command had no effect in time."""
         self._wakes: list[tuple[float, PartitionKey]] = []
@@ -114,7 +121,7 @@ class Reassigning:
     @property
     def has_more(self) -> bool:
         """Whether the last call left some partitions that were not looked at."""
-        return self._walk is not None
+        return self._walk is not None or bool(self._to_look_at)
 
     def begin(self) -> None:
         """A controller epoch of this broker begins."""
@@ -125,14 +132,15 @@ class Reassigning:
         """The controller epoch of this broker is over; moves of leaders end by themselves."""
         for each in (self._waiting, self._started, self._busy, self._proposed, self._changed, self._again, self._wakes):
             each.clear()
+        self._held_up.clear()
+        self._to_look_at.clear()
         self._walk = None
 
     def on_applied(self, changes: Changes) -> None:
         for key in (*changes.partitions, *changes.gone):
             self._look_at(key)
         if changes.brokers:
-            for key in [*self._started]:
-                self._look_at(key)
+            self._to_look_at.update(dict.fromkeys(self._started))
             self._has_room = True
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> bool:
@@ -151,6 +159,9 @@ class Reassigning:
     def due(self, now: float) -> list[Effect]:
         """Returns the effects that are due now. A call looks at some reassignments, and the next one at others."""
         self._go_on_with_walk()
+        for key in [*islice(self._to_look_at, LOOKED_AT)]:
+            del self._to_look_at[key]
+            self._look_at(key)
         self._wake(now)
         complete: list[PartitionKey] = []
         effects: list[Effect] = []
@@ -198,7 +209,7 @@ class Reassigning:
         again, self._again = self._again, []
         looked_at = [*islice(self._waiting, self._position, self._position + LOOKED_AT)]
         for number, key in enumerate(chain(again, looked_at), 1 - len(again)):
-            if len(self._proposed) + len(self._started) >= MOST_STARTED:
+            if len(self._proposed) + len(self._started) - len(self._held_up) >= MOST_STARTED:
                 break
             if len(start) >= MAX_ITEMS:
                 self._has_room = True
@@ -252,10 +263,14 @@ class Reassigning:
 
     def _would_copy(self, partition: Partition) -> list[BrokerId]:
         """Returns the brokers that take part when the waiting reassignment starts: those that copy, and the one that
-        they copy from."""
+        they copy from. A dead one that is a replica already does not: it is waited for at the end only."""
         moving = partition.reassignment
         assert moving is not None
-        added = [broker for broker in moving.target if broker not in partition.isr]
+        added = [
+            broker
+            for broker in moving.target
+            if broker not in partition.isr and (broker not in partition.replicas or self._state.is_alive(broker))
+        ]
         return [*added, partition.leader] if added and partition.leader is not None else added
 
     def _busy_with(self, partition: Partition) -> list[BrokerId]:
@@ -265,6 +280,11 @@ class Reassigning:
             return []
         copying = [broker for broker in self._would_copy(partition) if self._state.is_alive(broker)]
         return copying if any(broker != partition.leader for broker in copying) else []
+
+    def _waits_for_the_dead_only(self, partition: Partition) -> bool:
+        moving = partition.reassignment
+        missing = [] if moving is None else [broker for broker in moving.target if broker not in partition.isr]
+        return bool(missing) and not any(self._state.is_alive(broker) for broker in missing)
 
     def _move(self, key: PartitionKey, partition: Partition) -> LeaderMove | None:
         """Returns the move of the leadership that the reassignment waits for, if it can begin."""
@@ -330,10 +350,17 @@ class Reassigning:
         if is_started:
             self._count(known, self._busy_with(partition))
             self._changed[key] = None
+            if self._waits_for_the_dead_only(partition):
+                self._has_room = self._has_room or key not in self._held_up
+                self._held_up.add(key)
+            else:
+                self._held_up.discard(key)
 
     def _forget(self, watched: dict[PartitionKey, _Watched], key: PartitionKey) -> None:
         gone = watched.pop(key, None)
         if gone is not None:
             self._count(gone, ())
+            if watched is self._started:
+                self._held_up.discard(key)
             if watched is self._waiting:
                 self._proposed.discard(key)

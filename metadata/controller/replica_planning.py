@@ -15,8 +15,9 @@ this order; the first step alone where no rebalance is asked for:
                order of replicas alone: nothing is copied for that
 
 No step brings two replicas into one zone which were in two, or takes a replica from a broker that the policy prefers to
-one that it does not. Brokers that are not alive keep what they hold, for they may
-come back; they get nothing.
+one that it does not. Brokers that are not alive keep what they hold, for they may come back; they get nothing. A
+rebalance moves no replica of a partition that has one on a dead broker, nor its preferred leader: that move would not
+be over before the broker is back. It adds and removes what the replication factor asks for.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class PlannedBroker:
     zone: str = ""
     tags: frozenset[str] = frozenset()
     has_room: bool = True
-    """False: it gets replicas only where no other broker can take them."""
+    """False: it gets a replica only where the partition has too few, or gives one up, and no other broker can take
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ class Plan:
     changes: list[Change]
     """By key."""
     stuck: list[tuple[PartitionKey, str]]
-    """Partitions for which no broker could be found, and why."""
+    """Partitions for which no broker could be found, or that a rebalance leaves as they are as a replica is dead, and
+    why."""
 
 
 def described(
@@ -229,6 +232,8 @@ class _Planning:
         self._followed: set[StreamName] = set()
         """Streams beside which others are to stay."""
         self._stuck: dict[int, str] = {}
+        self._left: set[int] = set()
+        """Partitions that a rebalance leaves as they are."""
 
     # ---- the data --------------------------------------------------------------------------------------------------
 
@@ -326,6 +331,13 @@ class _Planning:
     # ---- repair ----------------------------------------------------------------------------------------------------
 
     def repair(self, index: int, *, wholly: bool) -> None:
+        if wholly and self._dead(index):
+            self.repair(index, wholly=False)
+            dead = self._dead(index)
+            if dead:
+                self._left.add(index)
+                self._stuck.setdefault(index, f"its replicas stay where they are while {', '.join(dead)} is dead")
+                return
         known = self._of[index]
         able = self._may_hold(index)
         wanted = known.replication_factor
@@ -335,7 +347,7 @@ class _Planning:
                     self._change(index, broker, None)
                     continue
                 taker = self._best(index, able, instead_of=broker)
-                if taker is not None:
+                if taker is not None and (broker in self._evacuate or self._brokers[taker].has_room):
                     self._change(index, broker, taker)
                 elif broker in self._evacuate:
                     self._stuck[index] = self._why_stuck(index, able)
@@ -348,8 +360,13 @@ class _Planning:
                 break
             self._change(index, None, taker)
         if wholly:
-            self._pin(index, able)
-            self._spread_over_zones(index, able)
+            with_room = [broker for broker in able if self._brokers[broker].has_room]
+            self._pin(index, with_room)
+            self._spread_over_zones(index, with_room)
+
+    def _dead(self, index: int) -> list[BrokerId]:
+        """Its replicas on brokers that are dead and may come back."""
+        return [b for b in self._sets[index] if (known := self._brokers.get(b)) is not None and not known.alive]
 
     def _breaks_policy(self, broker: BrokerId, index: int) -> bool:
         """A dead broker keeps its replicas: it may come back."""
@@ -462,7 +479,7 @@ class _Planning:
 
     def _can_move(self, index: int, giver: BrokerId, taker: BrokerId) -> bool:
         """Whether the policy of the partition allows it. The zones have been compared."""
-        if taker in self._sets[index]:
+        if taker in self._sets[index] or index in self._left:
             return False
         known = self._of[index]
         if giver == known.settings.leader_pin:
@@ -676,12 +693,16 @@ class _Planning:
             pin = BrokerId(self._of[indexes[0]].settings.leader_pin)
             if pin in able:
                 for index in indexes:
-                    if pin in self._sets[index]:
+                    if pin in self._sets[index] and index not in self._left:
                         self._sets[index] = (pin, *(b for b in self._sets[index] if b != pin))
                 continue
             if len(indexes) == 1:
                 continue
-            free = [index for index in indexes if self._sets[index] and self._sets[index][0] in able]
+            free = [
+                index
+                for index in indexes
+                if self._sets[index] and self._sets[index][0] in able and index not in self._left
+            ]
             sets = [self._sets[index] for index in free]
             leads = {broker: 0 for broker in able if counted.of(broker)}
             for replicas in sets:
@@ -698,7 +719,7 @@ class _Planning:
             if index % _PIECE == 0:
                 yield _PIECE
             known = self._of[index]
-            if not replicas or replicas[0] not in self._fit[known.key.stream]:
+            if not replicas or replicas[0] not in self._fit[known.key.stream] or index in self._left:
                 continue
             here[known.key.stream, replicas[0]] = here.get((known.key.stream, replicas[0]), 0) + 1
             if replicas[0] != known.settings.leader_pin:

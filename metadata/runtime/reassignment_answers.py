@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from metadata.cluster.cluster_view import PIECE
 from metadata.cluster.model import Outcome, Partition
-from metadata.cluster.reassignment import in_sync, why_not_complete
+from metadata.cluster.reassignment import in_sync, what_it_waits_for
 from metadata.controller.admin_requests import partition_targets, unknown_stream
 from metadata.controller.descriptions import find_stream, report_of_leader
 from metadata.runtime.driver_context import MetadataContext
@@ -161,7 +161,7 @@ class ReassignmentAdmin:
         moving, stream = partition.reassignment, self._context.state.streams.get(key.stream)
         if moving is None or stream is None:
             return None
-        missing = why_not_complete(partition, stream.min_isr)
+        missing = what_it_waits_for(partition, stream.min_isr, self._context.state.is_alive)
         if missing and (obstacles := self._context.core.requests.why_no_new_leader(key, partition)):
             missing += f", and no other may lead: {obstacles}"
         is_in_sync = len(in_sync(partition)) == len(moving.target)

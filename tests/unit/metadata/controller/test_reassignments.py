@@ -9,7 +9,9 @@ import pytest
 
 # Rules: R84.
 from metadata.cluster.model import Outcome
+from metadata.cluster.reassignment import what_it_waits_for
 from metadata.commands.cluster_state import ClusterState
+from metadata.controller import reassignments
 from metadata.controller.admin_requests import AdminRequests
 from metadata.controller.controller_effects import Effect, MoveLeader, Propose
 from metadata.controller.leader_rebalancing import LeaderRebalancing
@@ -116,6 +118,47 @@ def test_a_dead_broker_takes_up_no_room_and_one_that_is_back_gets_its_partitions
     world.applied(world.cluster.register("d"))
     assert world.due() == [], "those that were started are copied first"
     assert world.looks_of(500) == 0
+
+
+def test_new_replicas_are_copied_while_an_old_one_is_dead(world: World) -> None:
+    world.applied(world.cluster.die("c"))
+    world.reassign({0: "d b c", 1: "b c a"})
+    assert world.start() == [0, 1]
+    world.join(0, "b a d")
+    assert world.due() == [], "it is over when c is in sync, too"
+    world.applied(world.cluster.register("c"))
+    world.join(0, "b a d c")
+    (complete,) = (effect.command for effect in world.due() if isinstance(effect, Propose))
+    assert [item.partition.partition for item in complete.complete_reassignments.items] == [0]
+
+
+def test_dead_brokers_that_a_move_waits_for_are_named(world: World) -> None:
+    def waits_for(number: int) -> str | None:
+        return what_it_waits_for(world.cluster.partition(number), 1, world.cluster.state.is_alive)
+
+    world.reassign({0: "d b c", 1: "b e c"})
+    for broker in "ce":
+        world.applied(world.cluster.die(broker))
+    assert world.start() == [0]
+    assert waits_for(0) == "not in sync yet: d, c; dead: c"
+    assert waits_for(1) == "it waits for its turn; dead: e, c"
+    world.applied(world.cluster.register("c"))
+    assert waits_for(0) == "not in sync yet: d, c"
+
+
+def test_those_that_wait_for_dead_brokers_only_do_not_keep_others_from_their_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reassignments, "MOST_STARTED", 2)
+    world.applied(world.cluster.die("c"))
+    world.reassign(dict.fromkeys(range(4), "b c a"))
+    assert world.start() == [0, 1]
+    assert world.start() == [2, 3]
+    world.applied(world.cluster.register("c"))
+    world.reassign({4: "b d c"})
+    assert world.due() == [], "those that were started count again"
+    world.applied(world.cluster.die("c"))
+    assert world.start() == [4]
 
 
 def test_a_command_that_is_lost_takes_up_room_until_it_is_proposed_again(world: World) -> None:

@@ -132,8 +132,32 @@ def test_a_rebalance_spreads_over_zones_first() -> None:
 def test_dead_and_full_brokers_get_nothing_and_a_dead_one_keeps_what_it_holds() -> None:
     of = partitions(["ab", "ba"] * 4)
     assert not planned(brokers("abcd", dead={"c"}, full={"d"}), of, balance=True).changes
-    made = planned(brokers("abc", dead={"a"}), of, balance=True)
-    assert all("a" in replicas for replicas in after(of, made))
+    assert not planned(brokers("abc", dead={"a"}), of, balance=True).changes
+
+
+def test_a_rebalance_leaves_partitions_with_a_dead_replica_as_they_are_and_names_them() -> None:
+    of = [*partitions(["abc", "bac"] * 4), *partitions(["abe", "bae"] * 4, stream="t", leader_pin="b")]
+    made = planned(brokers("abcde", dead={"c"}), of, balance=True)
+    assert {change.key.stream for change in made.changes} == {"t"}
+    assert [key for key, _ in made.stuck] == [known.key for known in of[:8]]
+    assert made.stuck[0][1] == "its replicas stay where they are while c is dead"
+    fewer = planned(brokers("abcd", dead={"c"}), partitions(["abc"], factor=2), balance=True)
+    assert [change.removed for change in fewer.changes] == [("c",)], "of too many the dead one goes"
+    more = planned(brokers("abcd", dead={"c"}), partitions(["ac"], factor=3), balance=True)
+    assert [change.target for change in more.changes] == [("a", "c", "b")], "what is missing comes beside it"
+
+
+def test_a_rebalance_copies_nothing_onto_brokers_without_room() -> None:
+    zoned = brokers("abc", {"a": "x", "b": "x", "c": "y"}, full={"c"})
+    assert not moves(planned(zoned, partitions(["ab", "ba"] * 2), balance=True))
+    for policy in ({"leader_pin": "c"}, {"placement": "pinned:b,c"}):
+        of = [replace(known, settings=StreamConfig.from_strings(policy)) for known in partitions(["ab", "ba"] * 2)]
+        assert not moves(planned(brokers("abc", full={"c"}), of, balance=True))
+    assert moves(planned(brokers("abc", full={"a"}), partitions(["ab"] * 3), balance=True)), "a gives some"
+
+
+def test_a_rebalance_copies_nothing_onto_a_broker_that_is_drained() -> None:
+    assert not planned(brokers("abc", draining={"c"}), partitions(["ab", "ba"] * 4), balance=True).changes
 
 
 def test_a_rebalance_keeps_to_the_policies_of_streams() -> None:
@@ -328,10 +352,14 @@ def test_any_cluster_with_any_policy_is_rebalanced(seed: int) -> None:
         assert len(found) == known.replication_factor or known.key in stuck
         assert not {*found}.intersection(gone) or known.key in stuck
         assert all(takes(broker) and is_allowed(known, broker) for broker in found if broker not in known.replicas)
+        if any(not by_id[broker].alive for broker in found):
+            assert known.key in stuck
+            assert {*found} <= {*known.replicas} or len(known.replicas) < len(found) or {*known.replicas} & {*gone}
+            continue
         able = [broker.id for broker in who if takes(broker.id) and is_allowed(known, broker.id)]
         others = [broker for broker in able if broker not in found]
         stays_wrongly = [broker for broker in found if takes(broker) and not is_allowed(known, broker)]
-        assert not (stays_wrongly and others)
+        assert not (stays_wrongly and any(by_id[broker].has_room for broker in others))
         in_zone = Counter(by_id[broker].zone for broker in found)
         crowded = [
             broker
