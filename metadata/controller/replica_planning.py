@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from metadata.cluster.model import Partition, Stream
@@ -35,6 +36,8 @@ from wire.stream_config import StreamConfig
 from wire.turns import Steps, pieces
 from wire.types import BrokerId, PartitionKey, StreamName
 
+_DIGITS: Final = 16
+"""Hexadecimal digits of a digest."""
 _PIECE: Final = 25
 """Partitions that are looked at before `Steps` yield."""
 _LOOKS: Final = 20
@@ -99,6 +102,16 @@ class Plan:
     stuck: list[tuple[PartitionKey, str]]
     """Partitions for which no broker could be found, or that a rebalance leaves as they are as a replica is dead, and
     why."""
+
+
+def digest(made: Plan) -> Steps[str]:
+    """Returns a name of the changes: another one, in all likelihood, for other changes."""
+    found = sha256()
+    for piece in pieces(made.changes, _PIECE):
+        yield 2 * len(piece)
+        for key, before, target in piece:
+            found.update(f"{key} {key.partition_incarnation} {','.join(before)} {','.join(target)}\n".encode())
+    return found.hexdigest()[:_DIGITS]
 
 
 def described(

@@ -12,7 +12,7 @@ from metadata.controller.broker_forms import listed_brokers
 from metadata.controller.replica_planning import Plan
 from metadata.runtime.drains import Drains
 from metadata.runtime.driver_context import MetadataContext
-from metadata.runtime.replica_plans import ReplicaPlans
+from metadata.runtime.replica_plans import ReplicaPlans, require_shown
 from wire.errors import Code, TidelogError
 from wire.operations.broker_operations import (
     BROKER_DRAIN,
@@ -92,6 +92,7 @@ class MembershipAdmin:
         if not request.dry_run:
             if made.stuck:
                 raise TidelogError(Code.BAD_REQUEST, _why_not_drained(broker, made))
+            require_shown(request.plan, form)
             await self._mark(broker, draining=not request.cancel)
             if request.cancel:
                 await self._drains.give_up(broker)

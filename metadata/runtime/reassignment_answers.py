@@ -11,7 +11,7 @@ from metadata.cluster.reassignment import in_sync, what_it_waits_for
 from metadata.controller.admin_requests import partition_targets, unknown_stream
 from metadata.controller.descriptions import find_stream, report_of_leader
 from metadata.runtime.driver_context import MetadataContext
-from metadata.runtime.replica_plans import AskReplicas, ReplicaPlans
+from metadata.runtime.replica_plans import AskReplicas, ReplicaPlans, require_shown
 from wire.errors import Code, TidelogError
 from wire.operations.operation import handles
 from wire.operations.reassignment_operations import (
@@ -86,6 +86,7 @@ class ReassignmentAdmin:
             )
         form = await self._plans.form(made)
         if not request.dry_run:
+            require_shown(request.plan, form)
             command = requests.alter_factor(stream, factor, made.changes)
             (await self._commit(command)).raise_for_refusal()
             form["begun"] = len(made.changes)
@@ -105,6 +106,7 @@ class ReassignmentAdmin:
         made = await self._plans.made(balance=True)
         form = await self._plans.form(made)
         if not request.dry_run:
+            require_shown(request.plan, form)
             form["begun"] = await self._plans.begin(made)
         return form
 

@@ -11,8 +11,9 @@ from typing import Final, Protocol
 from metadata.cluster.model import Outcome, Partition, Stream
 from metadata.commands.reassignment_targets import wanted_replicas
 from metadata.controller.descriptions import report_of_leader
-from metadata.controller.replica_planning import Change, Plan, described, plan
+from metadata.controller.replica_planning import Change, Plan, described, digest, plan
 from metadata.runtime.driver_context import MetadataContext
+from wire.errors import Code, TidelogError
 from wire.operations.reassignment_operations import (
     MAX_MOVES_LISTED,
     MAX_STREAMS_ASKED,
@@ -114,7 +115,7 @@ class ReplicaPlans:
                 *(self.moves(stream, wanted, asks=stream.name in asked) for stream, wanted in there)
             )
             moves += [move for of_stream in found for move in of_stream]
-        return await in_turns(self._summary(moves, made))
+        return await in_turns(self._summary(moves, made, await in_turns(digest(made))))
 
     async def moves(
         self, stream: Stream, targets: Mapping[int, Sequence[BrokerId]], *, asks: bool = True
@@ -127,7 +128,7 @@ class ReplicaPlans:
             said = await self._ask(stream, leaders, partitions=known.keys())
         return await in_turns(_move_forms(stream.name, known, targets, said))
 
-    def _summary(self, moves: list[PlannedMove], made: Plan) -> Steps[ReplicaPlan]:
+    def _summary(self, moves: list[PlannedMove], made: Plan, name: str) -> Steps[ReplicaPlan]:
         pairs: dict[tuple[str | None, str], PlannedCopies] = {}
         by_source: Counter[str | None] = Counter()
         unknown = 0
@@ -156,8 +157,19 @@ class ReplicaPlans:
             "least_s": max(by_source.values(), default=0) / max(1, budget),
             "stuck": [_stuck_form(key, why) for key, why in made.stuck[:MAX_MOVES_LISTED]],
             "stuck_total": len(made.stuck),
+            "digest": name,
             "begun": 0,
         }
+
+
+def require_shown(expected: str, form: ReplicaPlan) -> None:
+    """Raises TidelogError if the plan is not the one that was shown, of this digest. Empty: any will do."""
+    if expected and expected != form["digest"]:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"the plan has changed since it was shown as {expected}, and nothing is begun: it is"
+            f" {form['digest']} now; look at it again with --dry-run",
+        )
 
 
 def _stuck_form(key: PartitionKey, why: str) -> StuckPartition:

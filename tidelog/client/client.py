@@ -278,14 +278,16 @@ class Client:
         return await self._admin.alter_stream(name, config={} if config is None else config, unset=unset)
 
     async def alter_replication_factor(
-        self, stream: str, replication_factor: int, *, dry_run: bool = False
+        self, stream: str, replication_factor: int, *, dry_run: bool = False, plan: str = ""
     ) -> AlteredFactor:
         """Give a living stream another number of replicas. Returns when all partitions have begun to move; `moves`
         tells how far they are. A larger min ISR that follows from it counts when all have their replicas, a smaller one
-        at once. With `dry_run` nothing is changed: `plan` tells what would be copied.
+        at once. With `dry_run` nothing is changed: `plan` of the answer tells what would be copied. `plan`: the
+        `digest` of a plan that was shown; if it is another one now nothing is begun (BadRequest).
 
-        Raises UnknownStream, BadConfig (a pinned or strictly colocated stream; a `min_isr` that was given and is above
-        it), BadReplicationFactor, NotEnoughBrokers, Unavailable (something changed meanwhile; ask again), NoServer.
+        Raises BadRequest, UnknownStream, BadConfig (a pinned or strictly colocated stream; a `min_isr` that was given
+        and is above it), BadReplicationFactor, NotEnoughBrokers, Unavailable (something changed meanwhile; ask again),
+        NoServer.
         """
         self._check_open()
         check_flag("dry_run", dry_run)
@@ -294,6 +296,7 @@ class Client:
             name=stream_name(stream),
             replication_factor=replication_factor,
             dry_run=dry_run,
+            plan=plan,
         )
 
     async def delete_stream(self, name: str) -> None:
@@ -380,16 +383,20 @@ class Client:
         self._check_open()
         return (await self._api.call(BROKER_LIST))["brokers"]
 
-    async def drain_broker(self, broker: str, *, dry_run: bool = False, cancel: bool = False) -> BrokerDrain:
+    async def drain_broker(
+        self, broker: str, *, dry_run: bool = False, cancel: bool = False, plan: str = ""
+    ) -> BrokerDrain:
         """Give all replicas and leaderships of a broker, alive or dead, to others, and no new ones to it, until
         `cancel`. Returns when that has begun; `moves` and `brokers` tell how far it is. To ask again does no harm.
-        `dry_run`: only the plan is wanted. `cancel`: partitions that are about to leave the broker keep it.
+        `dry_run`: only the plan is wanted. `cancel`: partitions that are about to leave the broker keep it. `plan`: the
+        `digest` of a plan that was shown.
 
-        Raises BadRequest (it is not registered, or partitions cannot live without it: the sentence names them),
+        Raises BadRequest (it is not registered, partitions cannot live without it, or the plan is another one now: the
+        sentence says which),
         Unavailable, NoServer.
         """
         self._check_open()
-        return await self._api.call(BROKER_DRAIN, broker=broker, dry_run=dry_run, cancel=cancel)
+        return await self._api.call(BROKER_DRAIN, broker=broker, dry_run=dry_run, cancel=cancel, plan=plan)
 
     async def remove_broker(self, broker: str, *, dry_run: bool = False) -> BrokerRemoval:
         """Take a dead broker out of the cluster. It can come back under its id, as a new broker. `dry_run`: only check
@@ -422,14 +429,15 @@ class Client:
         self._check_open()
         return await self._api.call(op.CLUSTER_REBALANCE_LEADERS, dry_run=dry_run)
 
-    async def rebalance(self, *, dry_run: bool = False) -> ReplicaPlan:
+    async def rebalance(self, *, dry_run: bool = False, plan: str = "") -> ReplicaPlan:
         """Move replicas of all streams, with the fewest copies, so that brokers hold equally many, in different zones,
         as the streams' policies say. Returns the plan when its moves are begun; `moves` tells how far they are. With
-        `dry_run` nothing is changed. To ask again does no harm: what is under way is counted as done. Raises
-        Unavailable, NoServer."""
+        `dry_run` nothing is changed. `plan`: the `digest` of a plan that was shown; if it is another one now nothing is
+        begun. To ask again does no harm: what is under way is counted as done. Raises BadRequest (the plan is another
+        one now), Unavailable, NoServer."""
         self._check_open()
         check_flag("dry_run", dry_run)
-        return await self._api.call(CLUSTER_REBALANCE, dry_run=dry_run)
+        return await self._api.call(CLUSTER_REBALANCE, dry_run=dry_run, plan=plan)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""

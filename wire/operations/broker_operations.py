@@ -93,6 +93,8 @@ class DrainBrokerRequest:
     """Only the plan is wanted."""
     cancel: bool = False
     """The drain is given up: partitions that are about to leave the broker keep it."""
+    plan: str = ""
+    """Digest of the plan that was shown: BAD_REQUEST if it is another one now. Empty: whatever it is."""
 
 
 BROKER_DRAIN = Operation(

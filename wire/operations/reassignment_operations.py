@@ -110,6 +110,8 @@ class ReplicaPlan(TypedDict):
     stuck: list[StuckPartition]
     """Partitions for which no broker was found, the first MAX_MOVES_LISTED."""
     stuck_total: int
+    digest: str
+    """A name of these changes, which a request can ask for."""
     begun: int
     """Partitions whose change was begun by this request; with `dry_run` 0. The others have changed meanwhile."""
 
@@ -129,12 +131,16 @@ class AlterFactorRequest:
     replication_factor: int
     dry_run: bool = False
     """Only the plan is wanted."""
+    plan: str = ""
+    """Digest of the plan that was shown: BAD_REQUEST if it is another one now. Empty: whatever it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceRequest:
     dry_run: bool = False
     """Only the plan is wanted."""
+    plan: str = ""
+    """Digest of the plan that was shown: BAD_REQUEST if it is another one now. Empty: whatever it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,12 +127,13 @@ def drain(
     if cancel and (only_plan or watch):
         raise click.UsageError("--cancel ends the drain; give neither --dry-run nor --watch with it")
     plans: list[BrokerDrain] = []
+    shown = ""
 
     async def ask_plan(client: Client) -> None:
         plans.append(await client.drain_broker(broker_id, dry_run=True))
 
     async def work(client: Client) -> None:
-        found = await client.drain_broker(broker_id, cancel=cancel)
+        found = await client.drain_broker(broker_id, cancel=cancel, plan=shown)
         if watch:
             found = await _watched(client, found, as_json)
         print_answer(found, _drained, as_json)
@@ -147,6 +148,7 @@ def drain(
         if only_plan:
             raise click.exceptions.Exit(1 if plan["plan"]["stuck_total"] else 0)
         if not plan["plan"]["stuck_total"] and not plan["draining"]:
+            shown = plan["plan"]["digest"]
             confirm(f"gives the {plan['replicas']} replicas of broker {broker_id} to others", broker_id, yes=yes)
     run(server, namespace, work)
 

@@ -161,7 +161,7 @@ def rebalance(
         confirm(f"moves replicas of {counted(plan['partitions'], 'partition')}", "rebalance", yes=yes)
 
     async def work(client: Client) -> None:
-        begun = await client.rebalance()
+        begun = await client.rebalance(plan=plan["digest"])
         said = f"{counted(begun['begun'], 'partition')} begun; `tidelog cluster moves` shows how far it is"
         print_answer(begun, said if begun["partitions"] else lambda _: None, as_json)
         if watch:

@@ -93,7 +93,7 @@ def alter_factor(
         confirm(f"gives stream {name} {counted(factor, 'replica')} of each partition", name, yes=yes)
 
     async def work(client: Client) -> None:
-        found = await client.alter_replication_factor(name, factor)
+        found = await client.alter_replication_factor(name, factor, plan=asked["plan"]["digest"])
         said = f"begun; `tidelog cluster moves --stream {name}` shows how far it is"
         print_answer(found, said if found["plan"]["begun"] else "no partition has to change", as_json)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.controller.replica_planning import Plan, PlannedBroker, PlannedPartition, plan
+from metadata.controller.replica_planning import Plan, PlannedBroker, PlannedPartition, digest, plan
 from tests.turns import finished
 from wire.stream_config import StreamConfig
 from wire.turns import Steps
@@ -419,3 +419,12 @@ def test_ten_thousand_partitions_on_fifty_brokers(streams: int, zones: str) -> N
         assert spread(held, [name for name in names if zone[name] == each]) <= 1
     if len({*of_zone}) == 1:
         assert moves(made) == 6000 or streams == 100
+
+
+def test_a_digest_tells_plans_apart() -> None:
+    of = partitions(["ab", "ba"] * 4)
+    made = planned(brokers("abc"), of, balance=True)
+    other = planned(brokers("abcd"), of, balance=True)
+    nothing = planned(brokers("ab"), of, balance=True)
+    assert finished(digest(made)) == finished(digest(planned(brokers("abc"), of, balance=True)))
+    assert len({finished(digest(each)) for each in (made, other, nothing)}) == 3

@@ -70,6 +70,28 @@ async def test_where_a_partition_finds_no_other_broker_nothing_is_begun() -> Non
             await world.api("broker.drain", broker="x")
 
 
+async def test_what_is_begun_is_the_plan_that_was_shown() -> None:
+    async with running("a", "b", "c", "d") as world:
+        await world.api("stream.create", **(CREATE | {"config": {"placement": "pinned:a,b,c"}}))
+        await world.api("stream.alter", name="s", unset=["placement"])
+        state = world.brokers["a"].service.state
+        requests: dict[str, dict[str, Any]] = {
+            "broker.drain": {"broker": "c"},
+            "cluster.rebalance": {},
+            "stream.alter_factor": {"name": "s", "replication_factor": 4},
+        }
+        for kind, body in requests.items():
+            with pytest.raises(TidelogError, match="the plan has changed since it was shown as 0123, and nothing is"):
+                await world.api(kind, **body, plan="0123")
+            assert not state.is_draining(BrokerId("c"))
+            assert (await world.api("cluster.moves"))["total"] == 0
+        shown = (await world.api("broker.drain", broker="c", dry_run=True))["plan"]["digest"]
+        await world.api("broker.drain", broker="c", plan=shown)
+        assert (await world.api("cluster.moves"))["total"] == 3
+        with pytest.raises(TidelogError, match=f"shown as {shown}"):
+            await world.api("broker.drain", broker="c", plan=shown)
+
+
 async def test_a_drain_that_is_given_up_leaves_what_was_on_its_way() -> None:
     async with running("a", "b", "c", "d") as world:
         await world.api("stream.create", **(CREATE | {"config": {"placement": "pinned:a,b,c"}}))

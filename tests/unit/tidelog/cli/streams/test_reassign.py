@@ -58,6 +58,7 @@ def plan_of(moves: list[PlannedMove]) -> ReplicaPlan:
         "least_s": 5.0 * len(moves),
         "stuck": [{"partition": "t/0", "why": "placement=pinned:b1 leaves no other broker for it beside b1"}],
         "stuck_total": 1,
+        "digest": "5f",
         "begun": 0,
     }
 
@@ -73,17 +74,19 @@ class FakeClient:
         self.did.append(f"{'plan' if dry_run else 'begin'} {name} {json.dumps(wanted)}")
         return {"plan": self.plan, "moves": []}
 
-    async def rebalance(self, dry_run: bool = False) -> ReplicaPlan:
-        self.did.append("plan a rebalance" if dry_run else "rebalance")
-        plan = plan_of(self.plan)
-        plan["begun"] = 0 if dry_run else plan["partitions"]
-        return plan
+    async def rebalance(self, dry_run: bool = False, plan: str = "") -> ReplicaPlan:
+        self.did.append("plan a rebalance" if dry_run else f"rebalance by {plan}")
+        made = plan_of(self.plan)
+        made["begun"] = 0 if dry_run else made["partitions"]
+        return made
 
-    async def alter_replication_factor(self, name: str, factor: int, dry_run: bool = False) -> AlteredFactor:
-        self.did.append(f"{'plan' if dry_run else 'begin'} {factor} of {name}")
-        plan = plan_of(self.plan)
-        plan["begun"] = 0 if dry_run else plan["partitions"]
-        return {"replication_factor": factor, "min_isr": 1, "min_isr_then": 2, "plan": plan}
+    async def alter_replication_factor(
+        self, name: str, factor: int, dry_run: bool = False, plan: str = ""
+    ) -> AlteredFactor:
+        self.did.append(f"plan {factor} of {name}" if dry_run else f"begin {factor} of {name} by {plan}")
+        made = plan_of(self.plan)
+        made["begun"] = 0 if dry_run else made["partitions"]
+        return {"replication_factor": factor, "min_isr": 1, "min_isr_then": 2, "plan": made}
 
     async def cancel_reassignment(self, name: str) -> Moves:
         self.did.append(f"cancel {name}")
@@ -226,7 +229,7 @@ def test_a_rebalance_is_begun_and_watched(answering: Callable[..., FakeClient]) 
     client = answering([move("copying")], [move("in sync")], [])
     exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--watch")
     assert exit_status == 0
-    assert client.did == ["plan a rebalance", "rebalance", *["moves of all"] * 3]
+    assert client.did == ["plan a rebalance", "rebalance by 5f", *["moves of all"] * 3]
     assert "1 partition begun; `tidelog cluster moves` shows how far it is" in out
     assert "1 partition: 1 in sync" in out
     exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--json")
@@ -251,7 +254,7 @@ def test_another_replication_factor_is_shown_and_begun(answering: Callable[..., 
     assert "min_isr is 1, and 2 once all partitions have their replicas" in out
     assert "this gives stream s 3 replicas of each partition" in err
     exit_status, out, _ = invoke(*FACTOR, "--yes")
-    assert (exit_status, client.did[-2:]) == (0, ["plan 3 of s", "begin 3 of s"])
+    assert (exit_status, client.did[-2:]) == (0, ["plan 3 of s", "begin 3 of s by 5f"])
     assert out.endswith("begun; `tidelog cluster moves --stream s` shows how far it is\n")
     exit_status, out, _ = invoke(*FACTOR, "--dry-run", "--json")
     assert (exit_status, json.loads(out)["min_isr_then"], client.did[-1]) == (0, 2, "plan 3 of s")
