@@ -474,6 +474,8 @@ class Cluster:
         for broker in self.brokers.values():
             if broker.broker is None:
                 return f"{broker.id} does not run ({broker.fatal})"
+            if broker.is_stopping:
+                return f"{broker.id} is stopping"
             if not truth.is_alive(broker.id):
                 return f"{broker.id} is not registered"
             if broker.broker.context.space.is_full:

@@ -248,6 +248,11 @@ class SimBroker:
         return self.process is not None
 
     @property
+    def is_stopping(self) -> bool:
+        """It was told to stop in order, and has not ended."""
+        return self.broker is not None and self._closing is None
+
+    @property
     def is_reachable(self) -> bool:
         """It serves, and its connections to NATS work, as far as they themselves know, and have for a while."""
         if self.process is None or self._closing is None:
