@@ -278,6 +278,11 @@ class Stream:
         return self.settings.min_isr
 
     @property
+    def is_growing(self) -> bool:
+        """Whether partitions have fewer replicas than are wanted (R91)."""
+        return self.copies < self.replication_factor
+
+    @property
     def durable(self) -> bool:
         return self.settings.is_durable
 

@@ -86,7 +86,7 @@ def follow(ledger: Ledger, names: Iterable[StreamName]) -> Steps[list[PartitionK
     changed: list[PartitionKey] = []
     for name in names:
         stream = ledger.contents.streams.get(name)
-        if stream is None or stream.copies >= stream.replication_factor:
+        if stream is None or not stream.is_growing:
             continue
         copies = stream.replication_factor
         for partition in stream.partitions.values():

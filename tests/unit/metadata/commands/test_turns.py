@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from metadata.cluster import election
+from metadata.cluster.references import ref_of
 from metadata.commands import cluster_state, stream_commands
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import PARTITION, Ledger
@@ -204,6 +205,88 @@ def test_a_repartition_takes_turns_at_each_step(cluster: Cluster) -> None:
     ]
     assert turns(pb.Command(report_cutover=pb.ReportCutover(items=reports))) >= PARTITIONS / PER_TURN
     assert NOT_REPORTED not in cluster.state.streams[stream.name].layouts[-1].starts
+
+
+@pytest.fixture(scope="module")
+def growing() -> bytes:
+    """A stream of `PARTITIONS` partitions, each of which is to get a third replica."""
+    cluster = Cluster(*BROKERS)
+    assert cluster.create(assignments=["a b"] * PARTITIONS).code is None
+    assert cluster.alter_factor(3, dict.fromkeys(range(PARTITIONS), "a b c")).code is None
+    return cluster.state.snapshot()
+
+
+def _step(cluster: Cluster, *numbers: int) -> dict[str, Any]:
+    items = [
+        pb.ReassignmentStep(partition=ref_of(cluster.key(number)), expected_epoch=cluster.partition(number).epoch)
+        for number in numbers
+    ]
+    return {"controller_epoch": 1, "items": items}
+
+
+def _last_completed(cluster: Cluster) -> pb.Command:
+    """The settings of all partitions follow."""
+    last = PARTITIONS - 1
+    assert cluster.start(*range(PARTITIONS)).code is None
+    for number in range(PARTITIONS):
+        assert cluster.alter(cluster.alteration("a b c", number=number)).items == (None,)
+    assert cluster.complete(*range(last)).items == (None,) * last
+    return pb.Command(complete_reassignments=pb.CompleteReassignments(**_step(cluster, last)))
+
+
+def _former_factor(cluster: Cluster) -> pb.Command:
+    assert cluster.cancel_reassignment(*range(PARTITIONS)).items == (None,) * PARTITIONS
+    return pb.Command(
+        alter_replication_factor=pb.AlterReplicationFactor(**_of_stream(cluster), replication_factor=2, brokers=BROKERS)
+    )
+
+
+@pytest.mark.parametrize("what", [_last_completed, _former_factor])
+def test_a_short_command_that_rewrites_a_whole_stream_takes_turns(
+    growing: bytes, what: Callable[[Cluster], pb.Command]
+) -> None:
+    cluster = Cluster()
+    cluster.state.restore(growing)
+    command = what(cluster).SerializeToString(deterministic=True)
+    expected = ClusterState()
+    expected.restore(cluster.state.snapshot())
+    turns = 1
+    while not cluster.state.prepare(command):
+        turns += 1
+    assert turns >= PARTITIONS / PER_TURN
+    with patch.object(Ledger, "store", side_effect=AssertionError("work is left for `apply`")):
+        outcome = cluster.state.apply(command)
+    assert outcome.code is None
+    assert len(outcome.changes.partitions) == PARTITIONS
+    assert outcome == expected.apply(command)
+    assert cluster.state.snapshot() == expected.snapshot()
+    assert not cluster.state.streams[StreamName("s")].is_growing
+    again = pb.Command(alter_isr=pb.AlterIsr(items=[cluster.alteration("a b")])).SerializeToString()
+    assert cluster.state.prepare(again), "one of a stream that does not grow is small"
+
+
+def test_a_command_for_one_partition_of_a_stream_that_grows_takes_turns(growing: bytes) -> None:
+    """It looks whether the last one has its replicas by now."""
+    cluster = Cluster()
+    cluster.state.restore(growing)
+    command = pb.Command(start_reassignments=pb.StartReassignments(**_step(cluster, 0))).SerializeToString()
+    assert not cluster.state.prepare(command)
+    assert cluster.state.apply(command).items == (None,)
+
+
+def test_a_command_in_few_bytes_that_names_many_partitions_takes_turns(cluster: Cluster) -> None:
+    most = cluster_state.SMALL_COMMAND_ITEMS
+    assert most * PARTITION < LOOKS
+    items = [pb.Election(partition=ref, leader_epoch=1) for _, ref in _items(cluster)[: LOOKS // PARTITION + 1]]
+
+    def is_ready_at_once(count: int) -> bool:
+        elect = pb.ElectLeaders(controller_epoch=1, items=items[:count])
+        command = pb.Command(elect_leaders=elect).SerializeToString()
+        assert len(command) <= cluster_state.SMALL_COMMAND_BYTES
+        return cluster.state.prepare(command)
+
+    assert is_ready_at_once(most)
+    assert not is_ready_at_once(len(items))
 
 
 def test_a_small_command_is_ready_at_once(cluster: Cluster) -> None:
