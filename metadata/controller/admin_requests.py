@@ -22,7 +22,7 @@ from metadata.commands.replication_factor import check_factor
 from metadata.commands.stream_commands import why_not_compacted, why_not_min_isr
 from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
-from metadata.controller.placement import Chance, candidates, check_brokers, check_followed, place
+from metadata.controller.placement import Chance, candidates, check_brokers, check_followed, place, remedy_of_draining
 from metadata.controller.replica_planning import Change
 from wire.cluster_config import plain
 from wire.echo import echo
@@ -198,7 +198,7 @@ class AdminRequests:
     ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
         """Returns the brokers that may hold new partitions with these numbers of a stream whose others are `beside`,
         and which of them do."""
-        live = [broker for broker in self._live_brokers() if not self._state.is_draining(broker)]
+        live = self._takers()
         self._check_enough(factor, live, voters)
         live = self._rebalancing.with_room(candidates(self._state, live, settings, factor), factor)
         placements = yield from place(
@@ -240,8 +240,13 @@ class AdminRequests:
         """Returns how many of the metadata group's `voters` have never registered, and may still do so."""
         return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
 
+    def _takers(self) -> list[BrokerId]:
+        """Returns the live brokers that may get replicas: no draining ones."""
+        return [broker for broker in self._live_brokers() if not self._state.is_draining(broker)]
+
     def _check_enough(self, factor: int, live: Sequence[BrokerId], voters: int) -> None:
-        """Raises TidelogError without `factor` live brokers: NOT_ENOUGH_BROKERS when missing ones may still come."""
+        """Raises TidelogError without `factor` live brokers: NOT_ENOUGH_BROKERS when missing ones may still come.
+        `live`: those that are not draining."""
         if factor <= len(live):
             return
         text = (
@@ -251,11 +256,13 @@ class AdminRequests:
         draining = sorted(broker for broker, known in self._state.brokers.items() if known.draining)
         dead = sorted({*self._state.brokers}.difference(live, draining))
         unregistered = self._unregistered(voters)
+        remedy = ""
         if draining:
             text += f", for {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining"
+            remedy = f"{remedy_of_draining(draining)}, "
         if factor > len(live) + len(dead) + unregistered:
             raise TidelogError(
-                Code.BAD_REPLICATION_FACTOR, f"{text}; start more brokers or ask for {len(live)} at most"
+                Code.BAD_REPLICATION_FACTOR, f"{text}; {remedy}start more brokers or ask for {len(live)} at most"
             )
         missing = [f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
         if unregistered:
@@ -264,7 +271,7 @@ class AdminRequests:
             )
         raise TidelogError(
             Code.NOT_ENOUGH_BROKERS,
-            f"{text}: {' and '.join(missing)}; start what is missing, or ask for {len(live)} at most",
+            f"{text}: {' and '.join(missing)}; {remedy}start what is missing, or ask for {len(live)} at most",
         )
 
     def delete_stream(self, name: str) -> pb.Command:
@@ -538,7 +545,7 @@ class AdminRequests:
                 f" placement=standard --config colocate_with={name}`)",
             )
         if factor > stream.replication_factor:
-            live = self._live_brokers()
+            live = self._takers()
             self._check_enough(factor, live, voters)
             candidates(self._state, live, stream.settings, factor)
         return stream

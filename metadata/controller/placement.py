@@ -173,6 +173,7 @@ def candidates(state: ClusterState, live: Sequence[BrokerId], settings: StreamCo
     draining = [broker for broker in gone if state.is_draining(broker)]
     dead = [broker for broker in gone if broker not in draining]
     because = f"placement={policy}" if policy.brokers else f"require_tags={','.join(settings.require_tags)}"
+    remedies = [remedy_of_draining(draining)] if draining else []
     text = f"{because} leaves {len(able)} live broker{'' if len(able) == 1 else 's'} ({', '.join(able) or 'none'})"
     if draining:
         text += f", for {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining,"
@@ -182,11 +183,18 @@ def candidates(state: ClusterState, live: Sequence[BrokerId], settings: StreamCo
             f"{text} for replication_factor={factor}: {', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead; start"
             f" {'it' if len(dead) == 1 else 'them'}, or change the policy",
         )
-    raise TidelogError(
-        Code.BAD_REPLICATION_FACTOR,
-        f"{text} for replication_factor={factor}; give more brokers these tags (`tags` in their configuration), or ask"
-        f" for {len(fit)} at most",
-    )
+    if policy.brokers:
+        remedies.append("name another broker")
+    else:
+        remedies.append("give more brokers these tags (`tags` in their configuration)")
+    if able:
+        remedies.append(f"ask for {len(able)} at most")
+    raise TidelogError(Code.BAD_REPLICATION_FACTOR, f"{text} for replication_factor={factor}; {', or '.join(remedies)}")
+
+
+def remedy_of_draining(draining: Sequence[BrokerId]) -> str:
+    """Returns what lets draining brokers take replicas again, for sentences."""
+    return " and ".join(f"`tidelog broker drain {broker} --cancel`" for broker in draining)
 
 
 def check_followed(state: ClusterState, name: str, settings: StreamConfig) -> None:

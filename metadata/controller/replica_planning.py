@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from metadata.cluster.model import Partition, Stream
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.leader_spread import even_leaders
+from metadata.controller.placement import remedy_of_draining
 from wire.placement import Strategy
 from wire.stream_config import StreamConfig
 from wire.turns import Steps, pieces
@@ -447,10 +448,34 @@ class _Planning:
             if holds
         ]
         left = [broker for broker in able if broker in self._sets[index]]
-        return (
+        why = (
             f"{' and '.join(because) or 'the cluster'} leaves no other broker for it beside"
             f" {', '.join(left) or 'those that it has'}"
         )
+        draining = self._draining(index)
+        if draining:
+            why += (
+                f"; {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining, and may take it after"
+                f" {remedy_of_draining(draining)}"
+            )
+        return why
+
+    def _draining(self, index: int) -> list[BrokerId]:
+        """Brokers that could take a replica of the partition if they were not draining; none that is to be
+        evacuated."""
+        settings = self._of[index].settings
+        holders = self._holders(index) or () if settings.placement.strategy is Strategy.COLOCATION_STRICT else None
+        return [
+            name
+            for name, known in sorted(self._brokers.items())
+            if known.alive
+            and known.draining
+            and name not in self._evacuate
+            and name not in self._sets[index]
+            and known.tags.issuperset(settings.require_tags)
+            and (not settings.placement.brokers or name in settings.placement.brokers)
+            and (holders is None or name in holders)
+        ]
 
     def _pin(self, index: int, able: Collection[BrokerId]) -> None:
         pin = BrokerId(self._of[index].settings.leader_pin)

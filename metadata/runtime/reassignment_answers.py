@@ -74,11 +74,21 @@ class ReassignmentAdmin:
 
     @handles(STREAM_ALTER_FACTOR)
     async def alter_factor(self, request: AlterFactorRequest) -> AlteredFactor:
+        try:
+            return await self._alter_factor(request)
+        except TidelogError as error:
+            if request.dry_run and error.code is Code.NOT_ENOUGH_BROKERS:
+                # Who looks at a plan wants to read at once which brokers are missing: the refusal is not retriable.
+                raise TidelogError(Code.BAD_REPLICATION_FACTOR, error.message, error.details) from None
+            raise
+
+    async def _alter_factor(self, request: AlterFactorRequest) -> AlteredFactor:
         requests, factor = self._context.core.requests, request.replication_factor
         stream = requests.check_factor(request.name, factor, self._voters())
         made = await self._plans.made(factors={stream.name: factor}, of=stream.name)
         if made.stuck:
             key, why = made.stuck[0]
+            # The cluster has changed since `check_factor`, which says of the repeated request whether waiting helps.
             raise TidelogError(
                 Code.NOT_ENOUGH_BROKERS,
                 f"replication_factor={factor} finds too few brokers for {len(made.stuck)} partitions, of which"

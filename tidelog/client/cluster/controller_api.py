@@ -58,6 +58,8 @@ _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
 
 _RETRY_EVERY = 0.05
+_FEW_BROKERS_FIRST_S, _FEW_BROKERS_LONGEST_S = 0.5, 2.0
+"""Pauses while brokers are missing: they take seconds to start, and each refused request is in the audit trail."""
 _PRESENCE_WAIT = 0.3
 """Seconds for brokers to report their presence, before a call fails for want of a controller."""
 _ATTEMPT_TIMEOUT = 2.0
@@ -160,6 +162,7 @@ class Api:
         inboxes that stay open for more answers, which the caller closes."""
         clock = asyncio.get_running_loop().time
         retry = Retry(_RETRY_EVERY, chance=random, deadline=deadline)
+        few_brokers = Retry(_FEW_BROKERS_FIRST_S, _FEW_BROKERS_LONGEST_S, chance=random, deadline=deadline)
         headers = {CLIENT_HEADER: described_self()} if operation.writes else {}
         repeated = False
         refusal: TidelogError | None = None
@@ -190,7 +193,8 @@ class Api:
                         raise typed(_with_repeated(error, repeated)) from None
                     refusal, repeated = error, repeated or error.code.unknown_outcome
                     wait.why = f"{called}: {error.message}"
-                await asyncio.sleep(retry.failed(clock()))
+                pauses = few_brokers if refusal.code is Code.NOT_ENOUGH_BROKERS else retry
+                await asyncio.sleep(pauses.failed(clock()))
         brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else {}
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
 

@@ -133,6 +133,20 @@ def test_pinned_brokers_hold_every_partition() -> None:
         placed(tagged, "ab", 1, 2, placement="pinned:a,b", require_tags="ssd")
 
 
+def test_a_policy_that_draining_brokers_leave_too_few_for_names_the_drain() -> None:
+    cluster = in_zones({"a": "", "b": "", "c": "", "d": ""}, a=["ssd"], d=["ssd"])
+    cluster.drain("d")
+    with pytest.raises(TidelogError) as refused:
+        placed(cluster, "abc", 1, 3, placement="pinned:a,b,d")
+    assert refused.value.code is Code.BAD_REPLICATION_FACTOR
+    assert refused.value.message == (
+        "placement=pinned:a,b,d leaves 2 live brokers (a, b), for d is draining, for replication_factor=3;"
+        " `tidelog broker drain d --cancel`, or name another broker, or ask for 2 at most"
+    )
+    with pytest.raises(TidelogError, match=r"; `tidelog broker drain d --cancel`, or give more .* ask for 1 at most"):
+        placed(cluster, "abc", 1, 2, require_tags="ssd")
+
+
 def test_a_pinned_leader_has_a_replica_of_each_partition_and_leads_it() -> None:
     placements = placed(Cluster("a", "b", "c", "d"), "abcd", 6, 2, leader_pin="d")
     assert {placement.leader for placement in placements} == {"d"}

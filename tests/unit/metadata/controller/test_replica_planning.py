@@ -96,6 +96,19 @@ def test_a_drain_without_another_broker_says_so_and_leaves_the_replica() -> None
     assert "placement=pinned:a,b,c leaves no other broker" in pinned.stuck[0][1]
 
 
+def test_a_partition_without_another_broker_names_draining_ones_that_could_take_it() -> None:
+    who, of = brokers("abcd", draining={"c", "d"}), partitions(["ab"], factor=3)
+    ((_, why),) = planned(who, of).stuck
+    assert why.endswith(
+        "c, d are draining, and may take it after `tidelog broker drain c --cancel` and"
+        " `tidelog broker drain d --cancel`"
+    )
+    ((_, why),) = planned(who, partitions(["ab"], factor=3, placement="pinned:a,b,d")).stuck
+    assert why.endswith("; d is draining, and may take it after `tidelog broker drain d --cancel`")
+    ((_, why),) = planned(who, partitions(["bc"]), evacuate="ac").stuck
+    assert why.endswith("; d is draining, and may take it after `tidelog broker drain d --cancel`")
+
+
 def test_another_replication_factor_adds_or_removes_what_is_needed() -> None:
     of = partitions(["ab", "bc", "ca"], factor=3)
     more = planned(brokers("abcd"), of)

@@ -12,7 +12,7 @@ import pytest
 
 from metadata.runtime import drains
 from tests.unit.metadata.brokers import CREATE, World, isr_change, running, until
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Incarnation, IsrChange, PartitionView
 
 
@@ -90,6 +90,25 @@ async def test_what_is_begun_is_the_plan_that_was_shown() -> None:
         assert (await world.api("cluster.moves"))["total"] == 3
         with pytest.raises(TidelogError, match=f"shown as {shown}"):
             await world.api("broker.drain", broker="c", plan=shown)
+
+
+async def test_another_replication_factor_counts_no_draining_broker_and_a_plan_never_waits() -> None:
+    wanted: dict[str, Any] = {"name": "s", "replication_factor": 4}
+    async with running("a", "b", "c", "d") as world:
+        await world.api("stream.create", **(CREATE | {"config": {"placement": "pinned:a,b,c"}}))
+        await world.api("stream.alter", name="s", unset=["placement"])
+        await world.api("broker.drain", broker="d")
+        for dry_run in (False, True):
+            with pytest.raises(TidelogError, match="d is draining; `tidelog broker drain d --cancel`, ") as refused:
+                await world.api("stream.alter_factor", **wanted, dry_run=dry_run)
+            assert refused.value.code is Code.BAD_REPLICATION_FACTOR
+        await world.api("broker.drain", broker="d", cancel=True)
+        await world.brokers["d"].kill()
+        await until(lambda: not world.brokers["a"].service.state.is_alive(BrokerId("d")))
+        for dry_run, code in ((False, Code.NOT_ENOUGH_BROKERS), (True, Code.BAD_REPLICATION_FACTOR)):
+            with pytest.raises(TidelogError, match="d is dead; start what is missing") as refused:
+                await world.api("stream.alter_factor", **wanted, dry_run=dry_run)
+            assert refused.value.code is code
 
 
 async def test_a_drain_that_is_given_up_leaves_what_was_on_its_way() -> None:

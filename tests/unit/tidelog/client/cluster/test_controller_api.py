@@ -192,7 +192,16 @@ async def test_a_change_of_controller_is_waited_for(cluster: Cluster) -> None:
     assert len(seen) == 2
 
 
-async def test_brokers_on_their_way_are_waited_for(cluster: Cluster) -> None:
+async def test_missing_brokers_are_not_asked_for_many_times_a_second(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    seen = answer(transport, "stream.create", refusal(Code.NOT_ENOUGH_BROKERS, "b3 is dead"))
+    with pytest.raises(BadReplicationFactor, match="within 1 s: b3 is dead"):
+        await client.create_stream("s", partitions=2)
+    assert len(seen) <= 4, "pauses of 0.25 s and 0.5 s at least, and of 1 s from then on"
+
+
+async def test_brokers_on_their_way_are_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.client.cluster.controller_api._FEW_BROKERS_FIRST_S", 0.05)
     transport, _, client = cluster
     few = refusal(Code.NOT_ENOUGH_BROKERS, "b3 has not started")
     seen = answer(transport, "stream.create", few, few, blank(StreamDescription))
