@@ -299,6 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "True",
         ),
         rules=("R22",),
+        scenario="first back without its page cache",
     ),
     _mutant(
         "a leader commits below min ISR",

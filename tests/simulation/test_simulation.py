@@ -196,6 +196,14 @@ def test_all_replicas_of_a_partition_are_stopped_and_any_of_them_leads_when_it_i
     assert result.faults[f"scenario {name}, to its end"] == 1
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_replica_that_lost_its_page_cache_does_not_lead_because_it_is_back_first(seed: int) -> None:
+    name = "first back without its page cache"
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -19,7 +19,7 @@ from tests.simulation.scenarios import (
     removed_records,
 )
 from tests.simulation.scenarios.running import Scenario
-from wire.durability import DURABLE
+from wire.durability import ACCEPTED, DURABLE
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
@@ -62,6 +62,7 @@ ASKED_SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
     for scenario in (
         disks.lost_files,
+        disks.first_back_without_its_page_cache,
         membership.stopped_together,
         partitions.tail_behind_the_cutover,
         partitions.repartitioned_while_records_go,
@@ -148,6 +149,15 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "identifies": False,
         "retention": (("retention_max_bytes", 1),),
         "housekeeping_interval": 0.2,
+    },
+    "first back without its page cache": {
+        "brokers": 5,
+        "min_isr": 2,
+        "streams": 1,
+        "partitions": 1,
+        "durability": ACCEPTED,
+        "asked": ACCEPTED,
+        "duration": 25.0,
     },
     "stopped together": {
         "brokers": 5,

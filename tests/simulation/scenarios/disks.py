@@ -203,3 +203,25 @@ def hung_leader(run: ScenarioRun) -> Steps:
         run.start(old)
     answer()
     yield Until(lambda: old in run.isr, 6.0)
+
+
+def first_back_without_its_page_cache(run: ScenarioRun) -> Steps:
+    """The three replicas end together, one of them by a power failure: records that it acknowledged, and had not
+    synced, are gone. It comes back alone. The others may hold more, and come when nobody waits for them any more."""
+    rng = run.rng
+    leader = yield from run.in_sync()
+    run.flood(1.0)
+    committed = run.committed
+    yield Until(lambda: run.committed > committed + 5)
+    lost, other = rng.sample(run.others(leader), 2)
+    if not run.power_off(lost):
+        return
+    for name in (leader, other):
+        run.kill(name)
+    run.start(lost)
+    yield Until(lambda: run.lives(lost), 8.0)
+    yield run.broker(lost).metadata_settings.election_wait_s + 3.0
+    for name in (leader, other):
+        run.start(name)
+        yield rng.random() * 0.3
+    yield Until(lambda: len(run.isr) == 3, 10.0)
