@@ -80,7 +80,7 @@ def alter_factor(
     async def ask_plan(client: Client) -> None:
         plans.append(await client.alter_replication_factor(name, factor, dry_run=True))
 
-    run(server, namespace, ask_plan)
+    run(server, namespace, ask_plan, reports_waits=True)
     (asked,) = plans
     if only_plan and as_json:
         print_json(asked)
@@ -97,7 +97,7 @@ def alter_factor(
         said = f"begun; `tidelog cluster moves --stream {name}` shows how far it is"
         print_answer(found, said if found["plan"]["begun"] else "no partition has to change", as_json)
 
-    run(server, namespace, work)
+    run(server, namespace, work, reports_waits=True)
 
 
 def _min_isr(asked: AlteredFactor) -> str:

@@ -140,17 +140,20 @@ def cluster_command(command: Callable[..., Any], *, waits_for_start: bool = Fals
     return cluster_options(connected)
 
 
-def run(server: str | None, namespace: str, work: Work, *, waits_for_start: bool = False) -> None:
+def run(
+    server: str | None, namespace: str, work: Work, *, waits_for_start: bool = False, reports_waits: bool = False
+) -> None:
     """Connects, does the work, disconnects. Errors of the table, and of stdin and stdout, become one sentence.
 
-    `waits_for_start`: nats-server and brokers that are still starting are waited for.
+    `waits_for_start`: nats-server and brokers that are still starting are waited for. `reports_waits`: stderr says what
+    is waited for without a terminal, too.
     """
     import asyncio
 
     from wire.errors import TidelogError
 
     try:
-        asyncio.run(_connected(server, namespace, work, waits_for_start, given_login()))
+        asyncio.run(_connected(server, namespace, work, waits_for_start, reports_waits, given_login()))
     except TidelogError as error:
         fail(error.message)
     except OSError as error:
@@ -184,6 +187,7 @@ async def _connected(
     namespace: str,
     work: Work,
     waits_for_start: bool,
+    reports_waits: bool,
     login: dict[str, Any],
 ) -> None:
     import asyncio
@@ -198,8 +202,8 @@ async def _connected(
             await connect(
                 server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
             ) as client,
-            # Without a terminal a refusal stays one sentence on stderr, for scripts.
-            delays_reported(client) if sys.stderr.isatty() else nullcontext(),
+            # Without a terminal a refusal stays one sentence on stderr, for scripts, unless it may take a minute.
+            delays_reported(client) if reports_waits or sys.stderr.isatty() else nullcontext(),
         ):
             await work(client)
         return
