@@ -57,12 +57,12 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
             held.add(key)
         elif partition.leader is None and max(known.incarnation, key.partition_incarnation) <= recovered_at:
             unheard.add(key)
-    naming: list[str] = []
+    naming: list[tuple[str, str]] = []
     for name, stream in sorted(cluster.streams.items()):
         yield 1
         settings = stream.settings
         naming += [
-            f"{key} of stream {name}"
+            (key, name)
             for key, brokers in (("placement", settings.placement.brokers), ("leader_pin", (settings.leader_pin,)))
             if broker in brokers
         ]
@@ -85,7 +85,9 @@ def why_not_removed(cluster: Cluster, broker: BrokerId) -> Steps[str | None]:
             " operations.md, A lost majority"
         )
     if naming:
-        reasons.append(f"It is named by {', '.join(naming)}: `tidelog stream alter` changes that")
+        named = ", ".join(f"{setting} of stream {name}" for setting, name in naming)
+        setting, of_stream = naming[0]
+        reasons.append(f"It is named by {named}: `tidelog stream alter {of_stream} --unset {setting}` changes that")
     return f"broker {broker} is needed, and stays. {'. '.join(reasons)}" if reasons else None
 
 

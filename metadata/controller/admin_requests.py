@@ -417,15 +417,24 @@ class AdminRequests:
         wrong = yield from why_not_removed(self._state, broker)
         self.require_controller()
         known = self._state.brokers.get(broker)
-        if wrong is None and known is not None and known.raft_address in voters:
+        if known is not None and self.votes(broker, voters):
+            # This comes before all that can be mended, for a voter is never removed.
+            address = f" ({known.raft_address})" if known.raft_address else ""
             wrong = (
-                f"broker {broker} votes in the metadata group ({known.raft_address}), which would go on to count it:"
-                " start it again under its id, with an empty data folder and --replace where its own is lost"
+                f"broker {broker} votes in the metadata group{address}, which would go on to count it, and is not"
+                " removed, alive or dead: start it again under its id when it is dead, with an empty data folder and"
+                " --replace where its own is lost"
             )
         if wrong is not None or known is None:
             raise TidelogError(Code.BAD_REQUEST, wrong or f"broker {broker} is not registered any more")
         life = pb.BrokerLife(broker=broker, incarnation=known.incarnation)
         return pb.Command(remove_broker=pb.RemoveBroker(controller_epoch=self._epoch(), broker=life))
+
+    def votes(self, broker: BrokerId, voters: Collection[str]) -> bool:
+        """Returns whether it is a voter of the metadata group, as the controller always is. `voters`: Raft addresses of
+        the others."""
+        known = self._state.brokers.get(broker)
+        return self._state.controller == broker or (known is not None and known.raft_address in voters)
 
     def set_draining(self, broker: BrokerId, draining: bool) -> pb.Command:
         """Raises TidelogError(NOT_CONTROLLER)."""

@@ -754,6 +754,7 @@ def _broker_form(
         "voter": bool(known.raft_address),
         "zone": known.zone,
         "tags": [*known.tags],
+        "draining": known.draining,
         "leaders": counts.leaders[broker] - of_internal.leaders[broker],
         "replicas": counts.replicas[broker] - of_internal.replicas[broker],
         "internal_leaders": of_internal.leaders[broker],

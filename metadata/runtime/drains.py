@@ -69,15 +69,20 @@ class Drains:
         """Begins the changes. Partitions that have changed since are left to the next look."""
         await self._plans.begin(made)
 
-    async def give_up(self, broker: BrokerId) -> None:
-        """Partitions that are about to leave that broker keep it. Its mark has been taken away."""
+    async def give_up(self, broker: BrokerId) -> int:
+        """Partitions that are about to leave that broker keep it. Its mark has been taken away. Returns of how many the
+        moves were given up."""
 
         def leaves(partition: Partition) -> bool:
             moving = partition.reassignment
             return moving is not None and broker in moving.original and broker not in moving.target
 
+        count = 0
         for keys in pieces(await in_turns(self._found(leaves)), MAX_REASSIGNED):
-            await self._commit(self._context.core.requests.give_back(keys))
+            command = self._context.core.requests.give_back(keys)
+            await self._commit(command)
+            count += len(command.cancel_reassignments.items)
+        return count
 
     # Keeps R93.
     async def _keep_draining(self) -> None:

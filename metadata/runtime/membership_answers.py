@@ -87,15 +87,17 @@ class MembershipAdmin:
                 Code.BAD_REQUEST,
                 f"broker {broker!r} is not registered; those that are: {', '.join(sorted(context.state.brokers))}",
             )
+        was_draining, given_up = context.state.is_draining(broker), 0
         made = Plan([], []) if request.cancel else await self._drains.plan([broker])
         form = await self._plans.form(made)
+        refusal = _why_not_drained(broker, made) if made.stuck else ""
         if not request.dry_run:
-            if made.stuck:
-                raise TidelogError(Code.BAD_REQUEST, _why_not_drained(broker, made))
+            if refusal:
+                raise TidelogError(Code.BAD_REQUEST, refusal)
             require_shown(request.plan, form)
             await self._mark(broker, draining=not request.cancel)
             if request.cancel:
-                await self._drains.give_up(broker)
+                given_up = await self._drains.give_up(broker)
             await self._drains.begin(made)
         state = context.state
         return {
@@ -104,6 +106,10 @@ class MembershipAdmin:
             "replicas": state.held_by(broker),
             "leaders": state.led_by(broker),
             "plan": form,
+            "refusal": refusal,
+            "voter": context.core.requests.votes(broker, self._raft_peers()),
+            "was_draining": was_draining,
+            "given_up": given_up,
         }
 
     async def _mark(self, broker: BrokerId, *, draining: bool) -> None:

@@ -290,8 +290,8 @@ class DevCluster:
         if present not in (0, len(self.broker_ids)):
             raise TidelogError(
                 Code.BAD_CONFIG,
-                f"the data folder {self.data_dir} was made for {_nodes(present)}, not {len(self.broker_ids)};"
-                f" give --nodes {present} or another folder",
+                f"the data folder {self.data_dir} has the configurations of {_nodes(present)} (b1.toml, …), not"
+                f" {len(self.broker_ids)}; give --nodes {present} or another folder",
             )
 
     def _start_nats(self) -> None:
@@ -314,7 +314,10 @@ class DevCluster:
         if not secret.exists():
             secret.touch(mode=0o600)
             secret.write_text(secrets.token_hex(32))
-        voters = self.broker_ids[: max(n for n in VOTER_COUNTS if n <= len(self.broker_ids))]
+        # Voters are fixed when the cluster is founded; brokers that were added since are observers.
+        voters = [broker for broker in self.broker_ids if self._known_address(broker) is not None]
+        if len(voters) not in VOTER_COUNTS:
+            voters = self.broker_ids[: max(n for n in VOTER_COUNTS if n <= len(self.broker_ids))]
         addresses = {broker: self._known_address(broker) for broker in voters}
         new = [broker for broker, address in addresses.items() if address is None]
         addresses.update(zip(new, free_addresses(len(new)), strict=True))

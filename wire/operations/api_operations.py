@@ -718,6 +718,8 @@ class BrokerStatus(TypedDict):
     zone: NotRequired[str]
     """Where it runs; empty: not given. Missing, as `tags`, in answers of versions before it."""
     tags: NotRequired[list[str]]
+    draining: NotRequired[bool]
+    """It gets no replicas, and those that it has go to others. Missing as well."""
     leaders: int
     replicas: int
     """Both without internal streams, as `streams` and `partitions` of the cluster are."""

@@ -84,6 +84,14 @@ class BrokerDrain(TypedDict):
     leaders: int
     plan: ReplicaPlan
     """What is copied, from where to where, beside the moves that are under way."""
+    refusal: str
+    """In a sentence why the drain of this plan would be refused; empty: it would not."""
+    voter: bool
+    """It votes in the metadata group: it can be drained, but not removed."""
+    was_draining: bool
+    """Before this request."""
+    given_up: int
+    """Moves that were about to take partitions from the broker, and that `cancel` has given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_recovers(tmp_path: Path) -> 
             assert "Traceback" not in (folder / f"{broker}.log").read_text()
 
     wrong = tidelog_command("up", "--port", "0", "--nodes", "1", "--data-dir", str(folder))
-    assert_refused(wrong, str(folder), "made for 3 nodes, not 1", "--nodes 3")
+    assert_refused(wrong, str(folder), "has the configurations of 3 nodes (b1.toml, …), not 1", "--nodes 3")
 
     with up(folder) as second:
         again = second.wait_ready()

@@ -23,7 +23,7 @@ from tidelog.cli.terminal.tables import Rows, in_words, size
 
 if TYPE_CHECKING:
     from tidelog.client.client import Client
-    from wire.operations.api_operations import BrokerDescription, HeldReplica
+    from wire.operations.api_operations import BrokerDescription, BrokerStatus, HeldReplica
     from wire.operations.broker_operations import BrokerDrain, ListedBroker
 
 
@@ -90,6 +90,11 @@ def _life(each: ListedBroker) -> str:
     return f"{state if state == 'alive' else f'[yellow]{state}[/]'}{draining}"
 
 
+def life_in_words(of: BrokerStatus) -> str:
+    draining = ", [yellow]draining[/]" if of.get("draining") else ""
+    return f"{'alive' if of['alive'] else '[red]dead[/]'}{draining}"
+
+
 @broker.command()
 @click.argument("broker_id", metavar="BROKER")
 @click.option("--dry-run", "only_plan", is_flag=True, help="Only show what would be copied.")
@@ -136,7 +141,7 @@ def drain(
         found = await client.drain_broker(broker_id, cancel=cancel, plan=shown)
         if watch:
             found = await _watched(client, found, as_json)
-        print_answer(found, _drained, as_json)
+        print_answer(found, _given_up if cancel else _drained, as_json)
 
     if not cancel:
         run(server, namespace, ask_plan)
@@ -145,12 +150,20 @@ def drain(
             print_json(plan)
         elif not as_json:
             show_plan(plan["plan"])
+            _show_limits(plan)
         if only_plan:
             raise click.exceptions.Exit(1 if plan["plan"]["stuck_total"] else 0)
         if not plan["plan"]["stuck_total"] and not plan["draining"]:
             shown = plan["plan"]["digest"]
             confirm(f"gives the {plan['replicas']} replicas of broker {broker_id} to others", broker_id, yes=yes)
     run(server, namespace, work)
+
+
+def _show_limits(plan: BrokerDrain) -> None:
+    if plan["refusal"]:
+        click.echo(f"this would be refused: {plan['refusal']}")
+    elif plan["voter"]:
+        click.echo(f"{plan['broker']} votes in the metadata group: it can be drained, but not removed")
 
 
 async def _watched(client: Client, found: BrokerDrain, as_json: bool) -> BrokerDrain:
@@ -170,6 +183,19 @@ async def _watched(client: Client, found: BrokerDrain, as_json: bool) -> BrokerD
         now = listed[found["broker"]]
         found = {**found, "draining": now["draining"], "replicas": now["replicas"], "leaders": now["leaders"]}
     return found
+
+
+def _given_up(found: BrokerDrain) -> None:
+    broker = found["broker"]
+    if found["was_draining"]:
+        click.echo(
+            f"the drain of {broker} is given up; it holds {counted(found['replicas'], 'replica')};"
+            " `tidelog cluster rebalance` gives it its share"
+        )
+    elif found["given_up"]:
+        click.echo(f"{broker} was not draining; {counted(found['given_up'], 'move')} away from it are given up")
+    else:
+        click.echo(f"{broker} was not draining; nothing has changed")
 
 
 def _drained(found: BrokerDrain) -> None:
@@ -240,7 +266,7 @@ def _show(found: BrokerDescription) -> None:
             str(replica["min_isr"]),
             size(replica["bytes_on_disk"]),
         )
-    life = "alive" if found["alive"] else "[red]dead[/]"
+    life = life_in_words(found)
     role = "voter" if found["voter"] else "observer"
     internal = ""
     if found.get("internal_replicas"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.administration.broker import life_in_words
 from tidelog.cli.administration.recover import recover
 from tidelog.cli.administration.rotate_secret import rotate_secret
 from tidelog.cli.streams.reassign import moves, watched
@@ -165,7 +166,7 @@ def rebalance(
         said = f"{counted(begun['begun'], 'partition')} begun; `tidelog cluster moves` shows how far it is"
         print_answer(begun, said if begun["partitions"] else lambda _: None, as_json)
         if watch:
-            await watched(client, None, await client.moves(), as_json)
+            await watched(client, None, await client.moves(), as_json, begun=begun["begun"])
 
     run(server, namespace, work)
 
@@ -222,7 +223,7 @@ def _show(found: ClusterStatus) -> None:
     for broker in sorted(found["brokers"], key=lambda b: b["id"]):
         table.add(
             broker["id"],
-            "alive" if broker["alive"] else "[red]dead[/]",
+            life_in_words(broker),
             "yes" if broker["id"] == found["controller"] else "",
             "yes" if broker["voter"] else "no",
             _with_internal(broker["leaders"], broker.get("internal_leaders")),

@@ -21,6 +21,8 @@ from tidelog.cli.terminal.tables import size
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidelog.client.client import Client
     from wire.operations.reassignment_operations import Move, Moves, PlannedMove
 
@@ -106,12 +108,23 @@ def reassign(
         confirm(f"gives {counted(len(plan), 'partition')} of stream {name} other replicas", name, yes=yes)
 
     async def work(client: Client) -> None:
-        found = await client.reassign(name, wanted)
-        print_answer(
-            found, "begun; `tidelog cluster moves` shows how far it is" if plan else "nothing is to be moved", as_json
-        )
+        print_answer(await client.reassign(name, wanted), _begun(plan), as_json)
 
     run(server, namespace, work)
+
+
+def _begun(plan: list[PlannedMove]) -> str:
+    if not plan:
+        return "nothing is to be moved"
+    said = "begun; `tidelog cluster moves` shows how far it is"
+    reordered = [move for move in plan if not move["added"] and not move["removed"]]
+    if all(move["leader"] in (None, move["target"][0]) for move in reordered):
+        return said
+    which = "the" if len(reordered) == len(plan) else "where only the order changes the"
+    return (
+        f"{said}; {which} leadership follows after leader_rebalance_delay_ms, or at once by"
+        " `tidelog cluster rebalance --leaders-only`"
+    )
 
 
 def _show_plan(name: str, plan: list[PlannedMove]) -> None:
@@ -154,9 +167,11 @@ def moves(
         found = await client.moves(name)
         if cancel:
             found = await _cancelled(client, name, found)
-        if watch:
+        show: Callable[[Moves], None] = _show_moves
+        if watch and found["total"]:
             found = await watched(client, name, found, as_json)
-        print_answer(found, _show_moves, as_json)
+            show = _show_nothing  # the end has been said
+        print_answer(found, show, as_json)
 
     run(server, namespace, work)
 
@@ -181,11 +196,13 @@ async def _cancelled(client: Client, name: str | None, found: Moves) -> Moves:
     return found
 
 
-async def watched(client: Client, name: str | None, found: Moves, as_json: bool) -> Moves:
+async def watched(client: Client, name: str | None, found: Moves, as_json: bool, *, begun: int = 0) -> Moves:
+    """Returns when no moves are left. `begun`: as many have begun just now, and some may be over already."""
     import asyncio
 
-    said = ""
+    said, most = "", begun
     while found["total"]:
+        most = max(most, found["total"])
         states = [move["state"] for move in found["moves"]]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         behind = [copy["bytes_behind"] or 0 for move in found["moves"] for copy in move["copies"]]
@@ -195,7 +212,13 @@ async def watched(client: Client, name: str | None, found: Moves, as_json: bool)
             click.echo(line, err=as_json)
         await asyncio.sleep(POLL_S)
         found = await client.moves(name)
+    if most:
+        click.echo(f"all {most} moves are over" if most > 1 else "the move is over", err=as_json)
     return found
+
+
+def _show_nothing(_: Moves) -> None:
+    pass
 
 
 def _show_moves(found: Moves) -> None:

@@ -61,8 +61,11 @@ async def test_the_time_of_a_death_is_known_to_the_controller() -> None:
 async def test_a_dead_broker_is_removed_and_its_id_is_free() -> None:
     async with running("a", "b", "c", "d") as world:
         await world.api("stream.create", **(CREATE | {"config": {"placement": "pinned:a,b,c"}}))
-        with pytest.raises(TidelogError, match="broker d is alive"):
+        with pytest.raises(TidelogError, match="broker d votes in the metadata group"):
             await world.api("broker.remove", broker="d")
+        requests = world.brokers["a"].service._context.core.requests
+        with pytest.raises(TidelogError, match="broker d is alive"):
+            Turns(requests.remove_broker(BrokerId("d"), ["b:1", "c:1"])).finish()
         with pytest.raises(TidelogError, match="broker e is not registered"):
             await world.api("broker.remove", broker="e")
         await world.brokers["d"].kill()
@@ -85,9 +88,12 @@ async def test_a_dead_broker_is_removed_and_its_id_is_free() -> None:
 
 async def test_a_voter_is_not_removed_while_the_group_counts_it() -> None:
     async with running("a", "b", "c") as world:
+        requests = world.brokers["a"].service._context.core.requests
+        for alive in ("a", "c"):
+            with pytest.raises(TidelogError, match=f"broker {alive} votes in the metadata group"):
+                Turns(requests.remove_broker(BrokerId(alive), ["b:1", "c:1"])).finish()
         await world.brokers["c"].kill()
         await until(lambda: not world.brokers["a"].service.state.is_alive(BrokerId("c")))
-        requests = world.brokers["a"].service._context.core.requests
         with pytest.raises(TidelogError, match=r"broker c votes in the metadata group \(c:1\)"):
             Turns(requests.remove_broker(BrokerId("c"), ["b:1", "c:1"])).finish()
         assert Turns(requests.remove_broker(BrokerId("c"), ["b:1"])).finish().HasField("remove_broker")

@@ -65,7 +65,9 @@ async def test_where_a_partition_finds_no_other_broker_nothing_is_begun() -> Non
             await world.api("broker.drain", broker="c")
         assert "broker c is not drained, for 3 of its partitions cannot live without it: s/0: " in refused.value.message
         assert not world.brokers["a"].service.state.is_draining(BrokerId("c"))
-        assert (await world.api("broker.drain", broker="c", dry_run=True))["plan"]["stuck_total"] == 3
+        form = await world.api("broker.drain", broker="c", dry_run=True)
+        assert (form["plan"]["stuck_total"], form["refusal"]) == (3, refused.value.message)
+        assert (await world.api("broker.drain", broker="a", dry_run=True))["voter"], "it is the controller"
         with pytest.raises(TidelogError, match="broker 'x' is not registered; those that are: a, b, c"):
             await world.api("broker.drain", broker="x")
 
@@ -117,7 +119,10 @@ async def test_a_drain_that_is_given_up_leaves_what_was_on_its_way() -> None:
         await world.api("stream.alter", name="s", unset=["placement"])
         await world.api("broker.drain", broker="c")
         assert (await world.api("cluster.moves"))["total"] == 3
-        await world.api("broker.drain", broker="c", cancel=True)
+        form = await world.api("broker.drain", broker="c", cancel=True)
+        assert (form["was_draining"], form["given_up"], form["refusal"]) == (True, 3, "")
+        form = await world.api("broker.drain", broker="c", cancel=True)
+        assert (form["was_draining"], form["given_up"]) == (False, 0)
         await until(lambda: not any(part.reassignment for _, part in world.brokers["a"].service.state.partitions()))
         assert world.brokers["a"].service.state.held_by(BrokerId("c")) == 3
 

@@ -53,3 +53,12 @@ def test_a_refused_cluster_leaves_a_folder_that_others_have_filled(
     monkeypatch.setattr(DevCluster, "_take_lock", take_it_late)
     start_refused(data_dir, monkeypatch)
     assert records.read_text() == "acknowledged records"
+
+
+def test_a_broker_that_was_added_does_not_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DevCluster, "nats_url", "nats://127.0.0.1:4222")
+    DevCluster(tmp_path, nodes=3)._write_configs()
+    grown = DevCluster(tmp_path, nodes=5)
+    grown._write_configs()
+    addresses = [grown._known_address(broker) for broker in grown.broker_ids]
+    assert [address is not None for address in addresses] == [True, True, True, False, False]

@@ -145,6 +145,17 @@ def test_it_is_begun(answering: Callable[..., FakeClient]) -> None:
     assert json.loads(out) == {"plan": PLAN, "moves": []}
 
 
+def test_where_only_the_order_changes_the_leadership_follows(answering: Callable[..., FakeClient]) -> None:
+    reordered: PlannedMove = {**PLAN[0], "target": ["b2", "b3", "b1"], "added": [], "removed": []}
+    answering(plan=[reordered])
+    assert invoke(*ASKED, "--yes")[1].endswith(
+        "; the leadership follows after leader_rebalance_delay_ms, or at once by"
+        " `tidelog cluster rebalance --leaders-only`\n"
+    )
+    answering(plan=[{**reordered, "leader": "b2"}])
+    assert invoke(*ASKED, "--yes")[1].endswith("begun; `tidelog cluster moves` shows how far it is\n")
+
+
 def test_partitions_that_are_there_already_need_no_yes(answering: Callable[..., FakeClient]) -> None:
     answering(plan=[])
     exit_status, out, _ = invoke(*ASKED)
@@ -182,7 +193,11 @@ def test_moves_are_watched_until_all_are_over(answering: Callable[..., FakeClien
     first, second, last = out.splitlines()
     assert first.startswith("1 partition: 1 copying; ")
     assert second.startswith("1 partition: 1 in sync; ")
-    assert last == "no partition gets other replicas"
+    assert last == "the move is over"
+    answering([move("copying"), move("waiting")], [move("copying")], [])
+    assert invoke("cluster", "moves", "--watch")[1].splitlines()[-1] == "all 2 moves are over"
+    answering([])
+    assert invoke("cluster", "moves", "--watch")[1] == "no partition gets other replicas\n"
 
 
 def test_moves_are_given_up(answering: Callable[..., FakeClient]) -> None:
@@ -232,6 +247,7 @@ def test_a_rebalance_is_begun_and_watched(answering: Callable[..., FakeClient]) 
     assert client.did == ["plan a rebalance", "rebalance by 5f", *["moves of all"] * 3]
     assert "1 partition begun; `tidelog cluster moves` shows how far it is" in out
     assert "1 partition: 1 in sync" in out
+    assert out.endswith("the move is over\n")
     exit_status, out, _ = invoke("cluster", "rebalance", "--yes", "--json")
     assert json.loads(out) == {**plan_of(PLAN), "begun": 1}
 
