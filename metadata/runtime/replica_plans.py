@@ -167,8 +167,9 @@ def require_shown(expected: str, form: ReplicaPlan) -> None:
     if expected and expected != form["digest"]:
         raise TidelogError(
             Code.BAD_REQUEST,
-            f"the plan has changed since it was shown as {expected}, and nothing is begun: it is"
-            f" {form['digest']} now; look at it again with --dry-run",
+            f"the plan has changed since it was shown as {expected}, and this request begins nothing: it is"
+            f" {form['digest']} now; look at it again with --dry-run, and at what is under way with `tidelog cluster"
+            " moves`",
         )
 
 

@@ -268,6 +268,7 @@ def test_a_report_costs_the_same_however_many_partitions_have_failed(
     assert len(looked_at) < 5 * len(reports)
     controller.run(SETTINGS.probe_timeout_s + 0.1)
     assert controller.kinds == ["elect_leaders"]
+    stream = controller.cluster.state.streams[StreamName("many")]
     assert all(partition.leader != "b" for partition in stream.partitions.values())
 
 

@@ -31,7 +31,9 @@ def connects(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]
     """What commands connect with; they do nothing else."""
     seen: list[dict[str, Any]] = []
 
-    async def connected(server: str | None, namespace: str, _work: object, _waits: bool, login: dict[str, Any]) -> None:
+    async def connected(
+        server: str | None, namespace: str, _work: object, _waits: bool, _reports: bool, login: dict[str, Any]
+    ) -> None:
         seen.append({"server": server, "namespace": namespace, **login})
 
     monkeypatch.setattr(session, "_connected", connected)
