@@ -14,7 +14,7 @@ import pytest
 import tidelog
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.rig.waiting import LIMIT, until
-from tests.integration.rig.workload import acked_load, assert_nothing_lost, wait_in_sync
+from tests.integration.rig.workload import acked_load, assert_nothing_lost, nothing_moves, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "load"
@@ -122,7 +122,3 @@ async def is_empty(client: tidelog.Client, broker: str) -> bool:
 
 async def is_dead(client: tidelog.Client, broker: str) -> bool:
     return any(each["id"] == broker and each["state"] == "dead" for each in await client.brokers())
-
-
-async def nothing_moves(client: tidelog.Client) -> bool:
-    return (await client.moves())["total"] == 0

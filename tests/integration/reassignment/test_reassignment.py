@@ -14,7 +14,7 @@ import pytest
 import tidelog
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.rig.waiting import LIMIT, until
-from tests.integration.rig.workload import acked_load, assert_nothing_lost, wait_in_sync
+from tests.integration.rig.workload import acked_load, assert_nothing_lost, nothing_moves, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "load"
@@ -107,7 +107,3 @@ async def test_a_move_to_a_broker_that_dies_is_given_up_and_begun_again(cluster:
         assert description["partitions"][0]["replicas"] == [last, *three[1:]]
         await until(lambda: not folders(cluster, three[0]), "no files of the stream where it was removed")
     await assert_nothing_lost(url, ledger, cluster.data_dirs)
-
-
-async def nothing_moves(client: tidelog.Client) -> bool:
-    return (await client.moves())["total"] == 0

@@ -16,7 +16,7 @@ import pytest
 import tidelog
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.rig.waiting import LIMIT, until
-from tests.integration.rig.workload import acked_load, assert_nothing_lost, wait_in_sync
+from tests.integration.rig.workload import acked_load, assert_nothing_lost, nothing_moves, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "load"
@@ -113,7 +113,3 @@ def spread(description: Mapping[str, Any], cluster: DevCluster) -> int:
     held = Counter(broker for part in description["partitions"] for broker in part["replicas"])
     counts = [held[broker] for broker in cluster.broker_ids]
     return max(counts) - min(counts)
-
-
-async def nothing_moves(client: tidelog.Client) -> bool:
-    return (await client.moves())["total"] == 0

@@ -247,6 +247,11 @@ async def wait_in_isr(client: tidelog.Client, stream: str, factor: int, *, timeo
         await asyncio.sleep(0.05)
 
 
+async def nothing_moves(client: tidelog.Client) -> bool:
+    """Whether no partition is about to get other replicas."""
+    return (await client.moves())["total"] == 0
+
+
 async def wait_in_sync(url: str, stream: str, *, timeout: float = 60.0) -> dict[str, Any]:
     """Until every replica of every partition is in the ISR and at the leader's end, all of it committed.
 
